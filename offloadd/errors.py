@@ -1,0 +1,85 @@
+"""Every error that offloadd raises on purpose, and what the caller should do about it.
+
+A miss, a rejection and a full tier are outcomes, not errors. An exception means that the caller erred or the world failed.
+
+    OffloaddError
+    ├── InvalidRequest        the request can never work: mend it                                INVALID_ARGUMENT
+    ├── UnknownSession        attach again, register the regions again, repeat                   UNAUTHENTICATED
+    ├── UnknownRegion         register the region, repeat                                        NOT_FOUND
+    ├── NotAllowed            another owner's thing                                              PERMISSION_DENIED
+    ├── LimitExceeded         wait, or ask for less                                              RESOURCE_EXHAUSTED
+    ├── PathUnavailable       ask for another path, or drop `require_path`                       FAILED_PRECONDITION
+    ├── Unavailable           the daemon (or a part of it) is away: repeat after a pause         UNAVAILABLE
+    ├── DeadlineExpired       nothing was started in time: recompute                             DEADLINE_EXCEEDED
+    ├── ConfigError           mend the configuration file                                        (start-up)
+    ├── AlreadyRunning        another daemon owns this socket                                    (start-up)
+    └── VolumeError           the volume can't be used as it is                                  (start-up, command line)
+        ├── VolumeForeign     the file is not an offloadd volume
+        ├── VolumeDamaged     the file is a volume, but its superblock or size is wrong
+        ├── VolumeBusy        another process has it open
+        └── VolumeNotEmpty    the volume holds blocks
+"""
+
+
+class OffloaddError(Exception):
+    """Root of the tree; never raised itself."""
+
+
+class InvalidRequest(OffloaddError):
+    """The request can never work."""
+
+
+class UnknownSession(OffloaddError):
+    """No live session has this token."""
+
+
+class UnknownRegion(OffloaddError):
+    """The session has no such region."""
+
+
+class NotAllowed(OffloaddError):
+    """The thing named belongs to somebody else."""
+
+
+class LimitExceeded(OffloaddError):
+    """A configured limit is reached; the message names the number and the limit."""
+
+
+class PathUnavailable(OffloaddError):
+    """The demanded path does not exist for this tier and device on this node."""
+
+
+class Unavailable(OffloaddError):
+    """The daemon, a mover or a keeper is away; the request may be repeated."""
+
+
+class DeadlineExpired(OffloaddError):
+    """The deadline passed before anything was started."""
+
+
+class ConfigError(OffloaddError):
+    """The configuration is wrong; the message names the key."""
+
+
+class AlreadyRunning(OffloaddError):
+    """Another daemon holds the lock of this runtime directory."""
+
+
+class VolumeError(OffloaddError):
+    """A volume can't be used as it is."""
+
+
+class VolumeForeign(VolumeError):
+    """The file is not an offloadd volume."""
+
+
+class VolumeDamaged(VolumeError):
+    """The superblock or the size of the volume is wrong."""
+
+
+class VolumeBusy(VolumeError):
+    """Another process has the volume open."""
+
+
+class VolumeNotEmpty(VolumeError):
+    """The volume holds blocks."""

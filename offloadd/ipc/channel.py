@@ -1,0 +1,152 @@
+"""One end of a SEQPACKET socket that carries typed messages and file descriptors.
+
+A message is one msgspec tagged union member, msgpack-encoded into one packet; descriptors ride along by SCM_RIGHTS. The kernel keeps packets whole
+and in order, so there is no framing and several threads may send or receive at once.
+"""
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+#: Largest packet. Linux refuses a packet longer than the socket's send buffer, whose default limit (net.core.wmem_max) is 208 KiB; half of it is
+#: left for the kernel's own accounting.
+MESSAGE_BYTES_MAX = 96 * 1024
+#: SCM_RIGHTS carries at most 253 descriptors; ours carry a few.
+FDS_MAX = 64
+
+Incoming = TypeVar("Incoming")
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """A connected pair with send buffers as large as the system lets us have."""
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in pair:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+    return pair
+
+
+def _encode(message: msgspec.Struct) -> bytes:
+    data = msgspec.msgpack.encode(message)
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise ValueError(f"a {type(message).__name__} of {len(data)} bytes exceeds MESSAGE_BYTES_MAX {MESSAGE_BYTES_MAX}")
+    return data
+
+
+class Channel(Generic[Incoming]):
+    """Blocking end, for worker processes. `incoming` is the union of the messages that the peer may send."""
+
+    def __init__(self, sock: socket.socket, incoming: Any) -> None:
+        self.sock = sock
+        self._decoder = msgspec.msgpack.Decoder(incoming)
+
+    def send(self, message: msgspec.Struct, fds: Sequence[int] = ()) -> None:
+        """Send one message; blocks while the peer's queue is full. Raises OSError when the peer is gone."""
+        data = _encode(message)
+        if fds:
+            socket.send_fds(self.sock, [data], list(fds))
+        else:
+            self.sock.send(data)
+
+    def receive(self) -> tuple[Incoming, list[int]] | None:
+        """The next message and its descriptors (close-on-exec, now ours to close), or None when the peer is gone."""
+        try:
+            data, fds, _, _ = socket.recv_fds(self.sock, MESSAGE_BYTES_MAX, FDS_MAX, socket.MSG_CMSG_CLOEXEC)
+        except (ConnectionResetError, BrokenPipeError):
+            return None
+        if not data:
+            return None
+        return self._decoder.decode(data), fds
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.sock.close()
+
+
+class AsyncChannel(Generic[Incoming]):
+    """Event-loop end, for the front. Sends never block: what the socket does not take waits in a queue that `backlog` shows."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        incoming: Any,
+        *,
+        on_message: Callable[[Incoming, list[int]], None],
+        on_close: Callable[[], None],
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._decoder = msgspec.msgpack.Decoder(incoming)
+        self._on_message = on_message
+        self._on_close = on_close
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._closed = False
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    @property
+    def backlog(self) -> int:
+        """Messages that wait because the peer does not read."""
+        return len(self._queue)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the peer is gone or `close` was called."""
+        return self._closed
+
+    def send(self, message: msgspec.Struct, fds: Sequence[int] = ()) -> None:
+        """Send or queue one message. Descriptors must stay open until it is sent; the front keeps those it passes for as long as it may have to pass
+        them again. Does nothing on a closed channel: `on_close` has told."""
+        if self._closed:
+            return
+        self._queue.append((_encode(message), tuple(fds)))
+        if len(self._queue) == 1:
+            self._writable()
+
+    def _writable(self) -> None:
+        while self._queue:
+            data, fds = self._queue[0]
+            try:
+                if fds:
+                    socket.send_fds(self._sock, [data], list(fds))
+                else:
+                    self._sock.send(data)
+            except BlockingIOError:
+                self._loop.add_writer(self._sock.fileno(), self._writable)
+                return
+            except OSError:
+                self.close()
+                return
+            self._queue.popleft()
+        self._loop.remove_writer(self._sock.fileno())
+
+    def _readable(self) -> None:
+        # A bounded number of packets a turn, so that one busy worker can't keep the loop from the others.
+        for _ in range(64):
+            if self._closed:
+                return
+            try:
+                data, fds, _, _ = socket.recv_fds(self._sock, MESSAGE_BYTES_MAX, FDS_MAX, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                return
+            except OSError:
+                self.close()
+                return
+            if not data:
+                self.close()
+                return
+            self._on_message(self._decoder.decode(data), fds)
+
+    def close(self) -> None:
+        """Close once and tell `on_close`."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        self._sock.close()
+        self._queue.clear()
+        self._on_close()

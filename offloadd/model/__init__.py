@@ -1,0 +1,1 @@
+"""Values that travel between the layers; no I/O, no protobuf."""

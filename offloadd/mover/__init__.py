@@ -1,0 +1,1 @@
+"""The process that moves bytes: one per device."""

@@ -1,0 +1,188 @@
+"""What front and mover say to each other.
+
+Control socket (one per mover): map and unmap engine memory, add and remove lanes, fence moves.
+Lane socket (one per mover and tier instance): jobs down, progress up. A lane's own threads read it, so a hung volume stops its own lane only.
+"""
+
+from enum import IntEnum
+
+import msgspec
+
+from offloadd.ipc.channel import MESSAGE_BYTES_MAX
+from offloadd.model.slots import BLOCK_DTYPE
+
+#: Blocks in one job: its packed records must fit into one packet.
+JOB_BLOCKS_MAX = (MESSAGE_BYTES_MAX - 4096) // BLOCK_DTYPE.itemsize
+
+
+class Operation(IntEnum):
+    """What a job does with each of its blocks."""
+
+    #: region → staging slot → volume (volume lane)
+    EVICT = 1
+    #: volume → staging slot → region (volume lane)
+    RESTORE = 2
+    #: arena → volume, straight from the arena's pages (volume lane)
+    SPILL = 3
+    #: volume → arena, verified in place before the front makes the arena slot visible (volume lane)
+    PREFETCH = 4
+    #: region → arena (arena lane)
+    ARENA_EVICT = 5
+    #: arena → region (arena lane)
+    ARENA_RESTORE = 6
+    #: volume → staging slot and no further: the ceiling that benchmarks compare with (volume lane)
+    READ_ONLY = 7
+    #: answered at once without touching a byte: the ceiling of the front itself (any lane)
+    NULL = 8
+
+
+class PlaneSpec(msgspec.Struct, frozen=True, array_like=True):
+    """A `Plane` on the wire."""
+
+    memory: int
+    offset_bytes: int
+    block_stride_bytes: int
+    block_bytes: int
+
+
+class MapRegion(msgspec.Struct, frozen=True, tag=True):
+    """Map a region. Descriptors: one memfd per entry of `memory_bytes`. Answered by `Mapped` or `NotMapped`. `region` is the front's number."""
+
+    region: int
+    memory_bytes: tuple[int, ...]
+    block_count: int
+    planes: tuple[PlaneSpec, ...]
+
+
+class UnmapRegion(msgspec.Struct, frozen=True, tag=True):
+    """Wait for the copies that use the region, then unmap it. Answered by `Unmapped`; slices of it that come later fail with CANCELLED."""
+
+    region: int
+
+
+class MapArena(msgspec.Struct, frozen=True, tag=True):
+    """Map the arena (one descriptor). Answered by `Mapped` with region 0."""
+
+    arena_bytes: int
+    huge_pages: bool
+
+
+class AddLane(msgspec.Struct, frozen=True, tag=True):
+    """Start a lane's threads. Descriptors: the lane socket; for a volume also its data descriptor and its synced (O_DSYNC) descriptor.
+
+    Answered by `LaneReady`. `volume_uuid` empty: the arena's lane.
+    """
+
+    lane: int
+    thread_count: int
+    staging_slot_bytes: int
+    volume_uuid: bytes = b""
+    slab_bytes: int = 0
+    data_offset: int = 0
+
+
+class FenceMove(msgspec.Struct, frozen=True, tag=True):
+    """From the answer on, no copy for this move touches its region. Answered by `Fenced` once running copies of the move have ended."""
+
+    move: int
+
+
+class ForgetMove(msgspec.Struct, frozen=True, tag=True):
+    """The move is over: its fence is no longer needed. Not answered."""
+
+    move: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """Finish the slices that run, then exit 0."""
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """First message of a mover: its process id and what it can do (path names)."""
+
+    pid: int
+    paths: tuple[str, ...]
+
+
+class Mapped(msgspec.Struct, frozen=True, tag=True):
+    """The region is mapped."""
+
+    region: int
+
+
+class NotMapped(msgspec.Struct, frozen=True, tag=True):
+    """The region could not be mapped; nothing changed."""
+
+    region: int
+    error: str
+
+
+class Unmapped(msgspec.Struct, frozen=True, tag=True):
+    """No mapping of the region is left."""
+
+    region: int
+
+
+class LaneReady(msgspec.Struct, frozen=True, tag=True):
+    """The lane's threads and staging slots stand."""
+
+    lane: int
+
+
+class Fenced(msgspec.Struct, frozen=True, tag=True):
+    """No copy of this move runs or will run."""
+
+    move: int
+
+
+#: Front → mover, on the control socket.
+Control = MapRegion | UnmapRegion | MapArena | AddLane | FenceMove | ForgetMove | Shutdown
+#: Mover → front, on the control socket.
+ControlAnswer = Hello | Mapped | NotMapped | Unmapped | LaneReady | Fenced
+
+
+class Job(msgspec.Struct, frozen=True, tag=True):
+    """A part of a move for one lane: up to JOB_BLOCKS_MAX blocks of one slot size, in the order of the request.
+
+    `blocks` is an array of BLOCK_DTYPE. `deadline_ns` and `submitted_ns` are on CLOCK_MONOTONIC (deadline 0: none): no slice starts, and no scatter
+    begins, after the deadline. `durable`: writes go through the synced descriptor. `verify_target`: compare every N-th block's bytes in engine memory with the
+    staging slot's, 0 for none. `verify`: check headers and checksums (off only in benchmarks and in tests that prove the check matters).
+    """
+
+    job: int
+    move: int
+    operation: int
+    slot_bytes: int
+    blocks: bytes
+    deadline_ns: int = 0
+    submitted_ns: int = 0
+    durable: bool = False
+    verify: bool = True
+    verify_target: int = 0
+
+
+class Copied(msgspec.Struct, frozen=True, tag=True):
+    """The sources of `count` more blocks of an evict job have been copied; the engine may reuse them."""
+
+    job: int
+    count: int
+
+
+class SliceDone(msgspec.Struct, frozen=True, tag=True):
+    """Results of one slice: an array of RESULT_DTYPE, and where the time went (nanoseconds of this slice's thread; queue: from submit to start).
+
+    A job is over when all of its blocks have a result. `io_bytes` counts headers and padding.
+    """
+
+    job: int
+    results: bytes
+    queue_ns: int
+    copy_ns: int
+    checksum_ns: int
+    io_ns: int
+    payload_bytes: int
+    io_bytes: int
+
+
+#: Mover → front, on a lane socket.
+LaneAnswer = Copied | SliceDone

@@ -1,0 +1,1 @@
+"""Moving bytes inside one machine's memory, and their checksums."""
