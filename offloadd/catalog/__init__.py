@@ -1,0 +1,1 @@
+"""Which block is where: a state machine without I/O, clocks or threads."""

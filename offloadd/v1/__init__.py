@@ -1,0 +1,1 @@
+"""Generated from protos/offloadd/v1 by `make proto`; do not edit."""

@@ -1,0 +1,181 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
+from offloadd.v1 import offload_pb2 as _offload_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EVENT_KIND_UNSPECIFIED: _ClassVar[EventKind]
+    EVENT_KIND_STORED: _ClassVar[EventKind]
+    EVENT_KIND_REMOVED: _ClassVar[EventKind]
+EVENT_KIND_UNSPECIFIED: EventKind
+EVENT_KIND_STORED: EventKind
+EVENT_KIND_REMOVED: EventKind
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SessionStatus(_message.Message):
+    __slots__ = ("name", "instance", "tenant", "pid", "region_count", "mapped_bytes", "request_count")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    REGION_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MAPPED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_COUNT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    instance: str
+    tenant: str
+    pid: int
+    region_count: int
+    mapped_bytes: int
+    request_count: int
+    def __init__(self, name: _Optional[str] = ..., instance: _Optional[str] = ..., tenant: _Optional[str] = ..., pid: _Optional[int] = ..., region_count: _Optional[int] = ..., mapped_bytes: _Optional[int] = ..., request_count: _Optional[int] = ...) -> None: ...
+
+class ArenaStatus(_message.Message):
+    __slots__ = ("arena_bytes", "used_bytes", "block_count", "pages")
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    arena_bytes: int
+    used_bytes: int
+    block_count: int
+    pages: str
+    def __init__(self, arena_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., pages: _Optional[str] = ...) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("name", "pid", "restart_count")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    RESTART_COUNT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    pid: int
+    restart_count: int
+    def __init__(self, name: _Optional[str] = ..., pid: _Optional[int] = ..., restart_count: _Optional[int] = ...) -> None: ...
+
+class Counter(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: int
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+
+class StatusResponse(_message.Message):
+    __slots__ = ("version", "pid", "uptime", "state", "sessions", "arena", "volumes", "workers", "block_count", "block_count_max", "held_count", "paths", "counters")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    ARENA_FIELD_NUMBER: _ClassVar[int]
+    VOLUMES_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_MAX_FIELD_NUMBER: _ClassVar[int]
+    HELD_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PATHS_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    pid: int
+    uptime: _duration_pb2.Duration
+    state: str
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionStatus]
+    arena: ArenaStatus
+    volumes: _containers.RepeatedCompositeFieldContainer[VolumeStatus]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    block_count: int
+    block_count_max: int
+    held_count: int
+    paths: _containers.RepeatedCompositeFieldContainer[_offload_pb2.PathCapability]
+    counters: _containers.RepeatedCompositeFieldContainer[Counter]
+    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., state: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., arena: _Optional[_Union[ArenaStatus, _Mapping]] = ..., volumes: _Optional[_Iterable[_Union[VolumeStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., block_count: _Optional[int] = ..., block_count_max: _Optional[int] = ..., held_count: _Optional[int] = ..., paths: _Optional[_Iterable[_Union[_offload_pb2.PathCapability, _Mapping]]] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping]]] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("spilled_count",)
+    SPILLED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    spilled_count: int
+    def __init__(self, spilled_count: _Optional[int] = ...) -> None: ...
+
+class DropNamespaceRequest(_message.Message):
+    __slots__ = ("namespace_id",)
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    def __init__(self, namespace_id: _Optional[bytes] = ...) -> None: ...
+
+class DropNamespaceResponse(_message.Message):
+    __slots__ = ("dropped_count",)
+    DROPPED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    dropped_count: int
+    def __init__(self, dropped_count: _Optional[int] = ...) -> None: ...
+
+class VolumesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class VolumesResponse(_message.Message):
+    __slots__ = ("volumes",)
+    VOLUMES_FIELD_NUMBER: _ClassVar[int]
+    volumes: _containers.RepeatedCompositeFieldContainer[VolumeStatus]
+    def __init__(self, volumes: _Optional[_Iterable[_Union[VolumeStatus, _Mapping]]] = ...) -> None: ...
+
+class VolumeStatus(_message.Message):
+    __slots__ = ("path", "uuid", "state", "volume_bytes", "used_bytes", "block_count", "slab_count", "cut_count", "open_count", "file_system", "direct_io", "scan_header_bytes", "recovery")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    VOLUME_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SLAB_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CUT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    OPEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    FILE_SYSTEM_FIELD_NUMBER: _ClassVar[int]
+    DIRECT_IO_FIELD_NUMBER: _ClassVar[int]
+    SCAN_HEADER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECOVERY_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    uuid: str
+    state: str
+    volume_bytes: int
+    used_bytes: int
+    block_count: int
+    slab_count: int
+    cut_count: int
+    open_count: int
+    file_system: str
+    direct_io: str
+    scan_header_bytes: int
+    recovery: _duration_pb2.Duration
+    def __init__(self, path: _Optional[str] = ..., uuid: _Optional[str] = ..., state: _Optional[str] = ..., volume_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., slab_count: _Optional[int] = ..., cut_count: _Optional[int] = ..., open_count: _Optional[int] = ..., file_system: _Optional[str] = ..., direct_io: _Optional[str] = ..., scan_header_bytes: _Optional[int] = ..., recovery: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class WatchEventsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchEventsResponse(_message.Message):
+    __slots__ = ("kind", "tier", "keys", "lost_count")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    LOST_COUNT_FIELD_NUMBER: _ClassVar[int]
+    kind: EventKind
+    tier: _offload_pb2.Tier
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    lost_count: int
+    def __init__(self, kind: _Optional[_Union[EventKind, str]] = ..., tier: _Optional[_Union[_offload_pb2.Tier, str]] = ..., keys: _Optional[_Iterable[bytes]] = ..., lost_count: _Optional[int] = ...) -> None: ...
