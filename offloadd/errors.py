@@ -7,10 +7,12 @@ A miss, a rejection and a full tier are outcomes, not errors. An exception means
     ├── UnknownSession        attach again, register the regions again, repeat                   UNAUTHENTICATED
     ├── UnknownRegion         register the region, repeat                                        NOT_FOUND
     ├── NotAllowed            another owner's thing                                              PERMISSION_DENIED
+    ├── AlreadyOpen           attach again: this session has its stream                          ALREADY_EXISTS
     ├── LimitExceeded         wait, or ask for less                                              RESOURCE_EXHAUSTED
     ├── PathUnavailable       ask for another path, or drop `require_path`                       FAILED_PRECONDITION
     ├── Unavailable           the daemon (or a part of it) is away: repeat after a pause         UNAVAILABLE
     ├── DeadlineExpired       nothing was started in time: recompute                             DEADLINE_EXCEEDED
+    ├── DaemonFailed          the daemon has a fault: report it, recompute                       INTERNAL
     ├── ConfigError           mend the configuration file                                        (start-up)
     ├── AlreadyRunning        another daemon owns this socket                                    (start-up)
     └── VolumeError           the volume can't be used as it is                                  (start-up, command line)
@@ -41,6 +43,10 @@ class NotAllowed(OffloaddError):
     """The thing named belongs to somebody else."""
 
 
+class AlreadyOpen(OffloaddError):
+    """The session has its stream already."""
+
+
 class LimitExceeded(OffloaddError):
     """A configured limit is reached; the message names the number and the limit."""
 
@@ -55,6 +61,10 @@ class Unavailable(OffloaddError):
 
 class DeadlineExpired(OffloaddError):
     """The deadline passed before anything was started."""
+
+
+class DaemonFailed(OffloaddError):
+    """The daemon, or an answer of it, is not as the protocol promises."""
 
 
 class ConfigError(OffloaddError):

@@ -83,7 +83,7 @@ class AsyncChannel(Generic[Incoming]):
         self._on_message = on_message
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._queue: deque[tuple[bytes, tuple[int, ...]] | Callable[[], None]] = deque()
         self._closed = False
         self._loop.add_reader(sock.fileno(), self._readable)
 
@@ -102,13 +102,28 @@ class AsyncChannel(Generic[Incoming]):
         them again. Does nothing on a closed channel: `on_close` has told."""
         if self._closed:
             return
-        self._queue.append((_encode(message), tuple(fds)))
+        self._append((_encode(message), tuple(fds)))
+
+    def after_sent(self, callback: Callable[[], None]) -> None:
+        """Call once all that was sent so far has left or the channel is closed: descriptors that were passed may be closed then."""
+        if self._closed:
+            callback()
+        else:
+            self._append(callback)
+
+    def _append(self, item: tuple[bytes, tuple[int, ...]] | Callable[[], None]) -> None:
+        self._queue.append(item)
         if len(self._queue) == 1:
             self._writable()
 
     def _writable(self) -> None:
         while self._queue:
-            data, fds = self._queue[0]
+            item = self._queue[0]
+            if callable(item):
+                self._queue.popleft()
+                item()
+                continue
+            data, fds = item
             try:
                 if fds:
                     socket.send_fds(self._sock, [data], list(fds))
@@ -148,5 +163,8 @@ class AsyncChannel(Generic[Incoming]):
         self._loop.remove_reader(self._sock.fileno())
         self._loop.remove_writer(self._sock.fileno())
         self._sock.close()
-        self._queue.clear()
+        waiting, self._queue = self._queue, deque()
+        for item in waiting:
+            if callable(item):
+                item()
         self._on_close()

@@ -19,6 +19,8 @@ class OpenVolume(msgspec.Struct, frozen=True, tag=True):
     path: str
     io_threads: int
     prewrite: bool
+    #: False for a keeper that was started again: the front knows the slabs, so `Inventory` is empty and no slab is told again.
+    recover: bool = True
 
 
 class AddNamespace(msgspec.Struct, frozen=True, tag=True):
@@ -152,6 +154,8 @@ class ScanFinished(msgspec.Struct, frozen=True, tag=True):
     header_bytes_read: int
     headers_bad: int
     scan_ns: int
+    #: Slabs told as having no blocks since they could not be read.
+    slabs_failed: int = 0
 
 
 class NamespaceAdded(msgspec.Struct, frozen=True, tag=True):

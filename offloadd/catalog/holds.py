@@ -1,0 +1,99 @@
+"""Who wants which blocks to stay: keeps and leases of engine instances, each until it is released or expires.
+
+A row with at least one holder is not reclaimed. Time is an argument; expiry runs when the owner calls `expire`.
+"""
+
+import heapq
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[np.uint32]
+
+#: Holder of the blocks that were kept when the daemon last stopped: until `keep_grace_s` after READY or until an instance claims them.
+RECOVERED = 0
+
+
+class Holds:
+    """Holders by row. `counts` is a uint16 column by row, owned by the catalog: its number of holders."""
+
+    def __init__(self, counts: npt.NDArray[np.uint16]) -> None:
+        self._counts = counts
+        self._by_holder: dict[int, dict[int, float]] = {}
+        #: (expiry, holder, rows): a batch may be stale; the holder's own entry decides.
+        self._expiries: list[tuple[float, int, int, Rows]] = []
+        self._batch = 0
+
+    def hold(self, holder: int, rows: Rows, expires_s: float) -> None:
+        """`holder` wants these rows until `expires_s`; a later expiry extends an earlier hold."""
+        held = self._by_holder.setdefault(holder, {})
+        for row in rows.tolist():
+            known = held.get(row)
+            if known is None:
+                self._counts[row] += 1
+                held[row] = expires_s
+            elif known < expires_s:
+                held[row] = expires_s
+        self._batch += 1
+        heapq.heappush(self._expiries, (expires_s, self._batch, holder, rows))
+
+    def release(self, holder: int, rows: Rows) -> int:
+        """End the holder's holds on these rows; returns how many there were."""
+        held = self._by_holder.get(holder)
+        if not held:
+            return 0
+        ended = [row for row in rows.tolist() if held.pop(row, None) is not None]
+        self._counts[ended] -= 1
+        return len(ended)
+
+    def release_all(self, holder: int) -> int:
+        """End everything that the holder holds; returns how many there were."""
+        held = self._by_holder.pop(holder, {})
+        if held:
+            self._counts[np.fromiter(held, dtype=np.uint32, count=len(held))] -= 1
+        return len(held)
+
+    def claim(self, holder: int, rows: Rows, expires_s: float) -> None:
+        """Recovered holds on these rows pass over to `holder`."""
+        recovered = self._by_holder.get(RECOVERED)
+        if recovered:
+            claimed = np.array([row for row in rows.tolist() if row in recovered], dtype=np.uint32)
+            if claimed.shape[0]:
+                self.hold(holder, claimed, expires_s)
+                self.release(RECOVERED, claimed)
+
+    def forget(self, rows: Rows) -> None:
+        """These rows are no more; their numbers may be used for other blocks."""
+        held_rows = rows[self._counts[rows] > 0]
+        for row in held_rows.tolist():
+            for held in self._by_holder.values():
+                if held.pop(row, None) is not None:
+                    self._counts[row] -= 1
+
+    def expire(self, now_s: float) -> int:
+        """End the holds whose time is over; returns how many."""
+        ended = 0
+        while self._expiries and self._expiries[0][0] <= now_s:
+            _, _, holder, rows = heapq.heappop(self._expiries)
+            held = self._by_holder.get(holder, {})
+            over = [row for row in rows.tolist() if held.get(row, now_s + 1) <= now_s]
+            for row in over:
+                del held[row]
+            self._counts[over] -= 1
+            ended += len(over)
+        return ended
+
+    @property
+    def held_count(self) -> int:
+        """Holds in all, counted once per holder and row."""
+        return sum(len(held) for held in self._by_holder.values())
+
+    def check(self) -> None:
+        """Assert that the counts equal the holders."""
+        expected: dict[int, int] = {}
+        for held in self._by_holder.values():
+            for row in held:
+                expected[row] = expected.get(row, 0) + 1
+        live: Any = np.flatnonzero(self._counts)
+        assert {int(row): int(self._counts[row]) for row in live} == expected

@@ -1,0 +1,83 @@
+"""How a client calls: channel options, timeouts, back-off, and errors out of gRPC's. Shared by the blocking and the asyncio client."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from offloadd.client.values import Capabilities
+from offloadd.errors import OffloaddError, Unavailable, UnknownSession
+from offloadd.model.status import error_of_code
+
+#: Key of the token in the metadata of every call.
+SESSION_KEY = "offloadd-session"
+
+#: A shared subchannel would keep the back-off of a dead daemon's connection and make a new channel wait for it, up to two minutes.
+CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
+
+#: The daemon answers by the deadline; the call itself is given up this much later, so that only a daemon that hangs runs into it.
+ANSWER_GRACE_S = 5.0
+#: Deadline assumed of a daemon that names none.
+DEADLINE_UNKNOWN_S = 60.0
+#: How long an UNAVAILABLE waits for the attach socket to hang up too. A dying process closes all its sockets within milliseconds; if this one stays
+#: open, only a part of the daemon is away, and attaching again would throw away the leases of a session that lives.
+LOST_WAIT_S = 0.2
+BACKOFF_FIRST_S = 0.05
+BACKOFF_MAX_S = 1.0
+
+#: After these the session may be gone: attach again, register again, repeat.
+RECOVERABLE = (Unavailable, UnknownSession)
+
+
+def grpc_target(runtime_dir: Path, socket_name: str) -> str:
+    """Address for a channel. An absolute path: "unix:" with a relative one would follow the working directory."""
+    return f"unix:{(runtime_dir / socket_name).absolute()}"
+
+
+def error_of(error: grpc.RpcError) -> OffloaddError:
+    """The error of this package that a failed call stands for."""
+    code, details = getattr(error, "code", None), getattr(error, "details", None)
+    if code is None or details is None:
+        return Unavailable(str(error))
+    return error_of_code(code().name, details() or code().name)
+
+
+class Errors:
+    """Raises gRPC's errors as ours around the use of one link. `current` says whether calls still go over it."""
+
+    def __init__(self, current: Callable[[], bool] = lambda: True) -> None:
+        self._current = current
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, grpc.RpcError):
+            raise error_of(error) from error
+        # What gRPC says of a channel that another thread or task closed meanwhile, because it attached again or closed the client.
+        if isinstance(error, ValueError | grpc.aio.UsageError) and not self._current():
+            raise Unavailable("the session was closed meanwhile") from error
+        # Closing a channel cancels its calls, and asyncio's gRPC tells so by the exception that otherwise means that the awaiting task is cancelled.
+        if isinstance(error, asyncio.CancelledError) and not self._current() and not _task_is_cancelled():
+            raise Unavailable("the session was closed meanwhile") from error
+
+
+def _task_is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def timeout_s(capabilities: Capabilities, deadline_s: float | None) -> float:
+    """When to give a call up: its deadline, or the daemon's own, and the grace."""
+    return (deadline_s if deadline_s is not None else capabilities.deadline_s or DEADLINE_UNKNOWN_S) + ANSWER_GRACE_S
+
+
+def backoff_s() -> Iterator[float]:
+    """Pauses between attempts, for ever."""
+    pause_s = BACKOFF_FIRST_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, BACKOFF_MAX_S)

@@ -1,0 +1,214 @@
+"""Every key of the configuration file, with its default and its range."""
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from offloadd.config.sizes import default_arena_bytes, parse_size, physical_memory_bytes
+from offloadd.model.runtime import ADMIN_SOCKET, ATTACH_SOCKET, GRPC_SOCKET, runtime_dir_default
+from offloadd.units import GIB, KIB, MIB, SECTOR_BYTES
+
+#: `sun_path` holds 108 bytes with its terminating zero; a longer socket path fails at bind with a message that names no path.
+SOCKET_PATH_BYTES_MAX = 107
+
+
+def _wrong(limit: str) -> PydanticCustomError:
+    """An error whose message ends with what would be right; `load` puts key and value before it."""
+    return PydanticCustomError("limit", "{limit}", {"limit": limit})
+
+
+def _size(value: Any) -> int:
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise _wrong(str(error)) from None
+
+
+def _absolute_path(value: Any) -> Path:
+    if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
+        raise _wrong("a path is needed")
+    path = Path(value)
+    # A service's working directory is not the operator's: a relative path would name another file.
+    if not path.is_absolute():
+        raise _wrong("an absolute path is needed")
+    return path
+
+
+def _runtime_dir(path: Path) -> Path:
+    longest = max(len(os.fsencode(path / name)) for name in (GRPC_SOCKET, ATTACH_SOCKET, ADMIN_SOCKET))
+    if longest > SOCKET_PATH_BYTES_MAX:
+        raise _wrong(f"its sockets would have paths of {longest} bytes; {SOCKET_PATH_BYTES_MAX} is the limit")
+    return path
+
+
+def _listen(value: str) -> str:
+    _split_address(value)
+    return value
+
+
+def _split_address(value: str) -> tuple[str, int] | None:
+    if value == "":
+        return None
+    host, colon, port = value.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise _wrong('HOST:PORT with a port from 0 to 65535 is needed, or "" for none')
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    # The endpoint asks nobody who they are, and block counts by time tell something of what other tenants do.
+    if not loopback:
+        raise _wrong("only a loopback address is accepted: 127.0.0.1, [::1] or localhost")
+    return host, int(port)
+
+
+Size = Annotated[int, BeforeValidator(_size)]
+AbsolutePath = Annotated[Path, BeforeValidator(_absolute_path)]
+Seconds = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class DaemonConfig(_Section):
+    """The process itself."""
+
+    runtime_dir: Annotated[AbsolutePath, AfterValidator(_runtime_dir)] = Field(
+        default_factory=runtime_dir_default, validate_default=True, description="Directory of the sockets and the lock; made with mode 0750."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least severe message that is logged.")
+    log_format: Literal["auto", "json", "text"] = Field(default="auto", description="auto: text on a terminal, else JSON lines.")
+    metrics_listen: Annotated[str, AfterValidator(_listen)] = Field(
+        default="127.0.0.1:9464", description="Loopback HOST:PORT of the Prometheus endpoint; port 0 takes any free one, an empty string turns it off."
+    )
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """(host, port) of `metrics_listen`, or None when it is off."""
+        return _split_address(self.metrics_listen)
+
+
+class LimitsConfig(_Section):
+    """What clients may use. Over a limit the answer is RESOURCE_EXHAUSTED or INVALID_ARGUMENT at once, never a queue."""
+
+    sessions_max: int = Field(default=256, ge=1, le=65536, description="Live sessions, one a client process.")
+    regions_per_session_max: int = Field(default=64, ge=1, le=4096, description="Registered regions of one session.")
+    memories_per_session_max: int = Field(default=64, ge=1, le=4096, description="Descriptors of memory that one session has handed over.")
+    planes_per_region_max: int = Field(default=512, ge=1, le=65536, description="Planes of one region: 2 a layer where K and V lie apart.")
+    blocks_per_request_max: int = Field(default=8192, ge=1, le=1 << 20, description="Blocks that one Evict, Restore or Lookup may name.")
+    requests_per_session_max: int = Field(default=64, ge=1, le=65536, description="Requests of one session in flight.")
+    requests_max: int = Field(default=512, ge=1, le=65536, description="Requests of all sessions in flight.")
+    request_bytes_max: Size = Field(default=64 * GIB, ge=MIB, description="Payload bytes that one request may move.")
+    deadline_s: Seconds = Field(default=30.0, ge=0.001, description="Deadline of a request that brings none.")
+    deadline_s_max: Seconds = Field(default=600.0, ge=0.001, le=86400, description="Longest deadline that a request may bring.")
+    keep_ttl_s: Seconds = Field(default=600.0, ge=1, description="Time that a kept block stays kept when the request does not say.")
+    keep_ttl_s_max: Seconds = Field(default=86400.0, ge=1, le=31 * 86400, description="Longest keep that a request may ask for.")
+    lease_s_max: Seconds = Field(default=3600.0, ge=1, le=86400, description="Longest lease that a lookup may ask for.")
+    keep_grace_s: Seconds = Field(default=120.0, ge=0, le=86400, description="Time after a restart in which an engine instance may claim its kept blocks.")
+    index_bytes_max: Size = Field(default=4 * GIB, ge=MIB, description="Memory of the block index: bounds the blocks of all tiers together.")
+    message_bytes_max: Size = Field(default=4 * MIB, ge=64 * KIB, le=64 * MIB, description="Largest gRPC message.")
+
+    @model_validator(mode="after")
+    def _defaults_within_limits(self) -> Self:
+        for name, limit in (("deadline_s", "deadline_s_max"), ("keep_ttl_s", "keep_ttl_s_max"), ("requests_per_session_max", "requests_max")):
+            if getattr(self, name) > getattr(self, limit):
+                raise _wrong(f"{name} is {getattr(self, name)}; {limit} is {getattr(self, limit)}")
+        return self
+
+
+def _whole_huge_pages(value: int) -> int:
+    if value % (2 * MIB):
+        raise _wrong("a multiple of 2 MiB, the huge page size, is needed")
+    return value
+
+
+def _whole_sectors(value: int) -> int:
+    if value % SECTOR_BYTES:
+        raise _wrong(f"a multiple of {SECTOR_BYTES} is needed")
+    return value
+
+
+def _arena_default(data: dict[str, Any]) -> int:
+    return default_arena_bytes(data["slab_bytes"], physical_memory_bytes())
+
+
+class ArenaConfig(_Section):
+    """The tier in host memory."""
+
+    slab_bytes: Annotated[Size, AfterValidator(_whole_huge_pages)] = Field(
+        default=64 * MIB, ge=2 * MIB, le=GIB, description="Memory cut into slots of one size at a time; the longest block that the arena takes."
+    )
+    arena_bytes: Size = Field(default_factory=_arena_default, ge=0, description="Size of the arena, in whole slabs; 0 for none.")
+    huge_pages: Literal["auto", "never", "require"] = Field(
+        default="auto", description="auto: huge pages where the system has some; require: else refuse to start."
+    )
+
+    @model_validator(mode="after")
+    def _whole_slabs(self) -> Self:
+        if self.arena_bytes % self.slab_bytes:
+            raise _wrong(f"arena_bytes is {self.arena_bytes}; a multiple of slab_bytes {self.slab_bytes} is needed")
+        return self
+
+
+class MoverConfig(_Section):
+    """The processes that move bytes, one a device."""
+
+    lane_threads: int = Field(default=4, ge=1, le=64, description="Threads of the lane to the arena; each has one slice in flight.")
+    staging_slot_bytes: Annotated[Size, AfterValidator(_whole_sectors)] = Field(
+        default=8 * MIB,
+        ge=8 * MIB,
+        le=16 * MIB,
+        description="Staging slot of one thread: the longest slice. 16 MiB is the safe registration size of nvidia-fs.",
+    )
+    verify_target: int = Field(default=0, ge=0, le=1 << 20, description="Compare every N-th restored block in engine memory with the staging slot; 0 for none.")
+    evict_slices_in_flight: int = Field(
+        default=4, ge=1, le=64, description="Evict slices that one lane has in flight, so that a restore waits for one I/O at most."
+    )
+    restore_bytes_in_flight: Size = Field(default=64 * MIB, ge=8 * MIB, description="Restore bytes that one lane has in flight.")
+
+    @model_validator(mode="after")
+    def _a_slice_fits(self) -> Self:
+        if self.restore_bytes_in_flight < self.staging_slot_bytes:
+            raise _wrong(f"restore_bytes_in_flight is {self.restore_bytes_in_flight}; at least staging_slot_bytes {self.staging_slot_bytes} is needed")
+        return self
+
+
+class VolumeConfig(_Section):
+    """One volume: a file or a block device that `offloadd volume format` has formatted."""
+
+    path: AbsolutePath = Field(description="The file or block device.")
+    io_threads: int = Field(default=4, ge=1, le=64, description="Threads that read and write it; each has a staging slot in every mover.")
+    open_slabs: int = Field(default=8, ge=1, le=4096, description="Slabs open for writing at a time: what is scanned after a crash.")
+    prewrite: bool = Field(default=True, description="Write each slab once before its first use: an unwritten extent reads as zeros after a power cut.")
+
+
+def _a_list(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+class Config(_Section):
+    """The whole file."""
+
+    daemon: DaemonConfig = Field(default_factory=DaemonConfig, description="The process itself.")
+    limits: LimitsConfig = Field(default_factory=LimitsConfig, description="What clients may use.")
+    arena: ArenaConfig = Field(default_factory=ArenaConfig, description="The tier in host memory.")
+    mover: MoverConfig = Field(default_factory=MoverConfig, description="The processes that move bytes.")
+    volume: Annotated[tuple[VolumeConfig, ...], BeforeValidator(_a_list)] = Field(
+        default=(), max_length=64, description="The volumes, in the order of their use."
+    )
+
+    @model_validator(mode="after")
+    def _volumes_differ(self) -> Self:
+        seen: dict[str, int] = {}
+        for number, volume in enumerate(self.volume):
+            # Links resolved: two names of one device would be one volume with two owners.
+            first = seen.setdefault(os.path.realpath(volume.path), number)
+            if first != number:
+                raise _wrong(f'volume[{number}].path is "{volume.path}"; volume[{first}] is the same file')
+        return self

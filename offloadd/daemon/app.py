@@ -1,0 +1,178 @@
+"""The daemon as a whole: the one place that names concrete classes and puts them together."""
+
+import asyncio
+import contextlib
+import gc
+import signal
+
+import structlog
+
+from offloadd import __version__
+from offloadd.catalog.catalog import Catalog
+from offloadd.config.schema import Config
+from offloadd.daemon.lock import RuntimeDirectory
+from offloadd.daemon.notify import notify
+from offloadd.daemon.observer import MetricsObserver, refresh_gauges
+from offloadd.errors import ConfigError
+from offloadd.metrics.registry import Metrics
+from offloadd.metrics.server import MetricsServer
+from offloadd.model.runtime import ADMIN_SOCKET, ATTACH_SOCKET, GRPC_SOCKET
+from offloadd.offload.service import Offload, OffloadSettings
+from offloadd.offload.volume_link import VolumeOptions
+from offloadd.rpc.admin import AdminServicer
+from offloadd.rpc.attach import AttachServer
+from offloadd.rpc.convert import RequestLimits
+from offloadd.rpc.server import GrpcServer
+from offloadd.rpc.servicer import OffloadServicer
+
+log = structlog.get_logger()
+
+#: Calls in flight beyond the requests: session streams, health checks and lookups.
+CALLS_BESIDE_REQUESTS = 1024
+#: How long running calls may take to end at a stop; their own deadlines usually end them sooner.
+STOP_GRACE_S = 5.0
+GAUGE_PERIOD_S = 1.0
+SOCKET_MODE = 0o660
+ADMIN_SOCKET_MODE = 0o600
+
+
+def settings_of(config: Config) -> OffloadSettings:
+    """The plain values that the use cases need."""
+    limits, arena, mover = config.limits, config.arena, config.mover
+    return OffloadSettings(
+        arena_bytes=arena.arena_bytes,
+        arena_slab_bytes=arena.slab_bytes,
+        arena_huge_pages=arena.huge_pages,
+        volumes=tuple(
+            VolumeOptions(path=str(volume.path), io_threads=volume.io_threads, open_slabs=volume.open_slabs, prewrite=volume.prewrite)
+            for volume in config.volume
+        ),
+        lane_threads=mover.lane_threads,
+        staging_slot_bytes=mover.staging_slot_bytes,
+        verify_target=mover.verify_target,
+        restore_bytes_in_flight=mover.restore_bytes_in_flight,
+        evict_slices_in_flight=mover.evict_slices_in_flight,
+        index_capacity=index_capacity(limits.index_bytes_max),
+        sessions_max=limits.sessions_max,
+        memories_per_session_max=limits.memories_per_session_max,
+        regions_per_session_max=limits.regions_per_session_max,
+        planes_per_region_max=limits.planes_per_region_max,
+        payload_bytes_max=PAYLOAD_BYTES_MAX,
+        requests_max=limits.requests_max,
+        requests_per_session_max=limits.requests_per_session_max,
+        keep_grace_s=limits.keep_grace_s,
+    )
+
+
+#: A slot header holds the checksums of 895 chunks of 4 MiB; and a payload's length is 32 bits in the index.
+PAYLOAD_BYTES_MAX = 3 << 30
+
+
+def index_capacity(index_bytes_max: int) -> int:
+    """Blocks that an index of so many bytes takes: measured on a small one, since every column is an array by row."""
+    sample = 4096
+    return max(sample, int(index_bytes_max / Catalog(capacity=sample).bytes_per_block()))
+
+
+def limits_of(config: Config) -> RequestLimits:
+    """The limits of one request."""
+    limits = config.limits
+    return RequestLimits(
+        blocks_per_request_max=limits.blocks_per_request_max,
+        request_bytes_max=limits.request_bytes_max,
+        deadline_s=limits.deadline_s,
+        deadline_s_max=limits.deadline_s_max,
+        keep_ttl_s=limits.keep_ttl_s,
+        keep_ttl_s_max=limits.keep_ttl_s_max,
+        lease_s_max=limits.lease_s_max,
+    )
+
+
+class Daemon:
+    """Everything that `offloadd serve` runs. `start` returns when requests are served, `stop` when everything has ended."""
+
+    def __init__(self, config: Config, settings: OffloadSettings | None = None) -> None:
+        self._config = config
+        settings = settings or settings_of(config)
+        self._directory = RuntimeDirectory(config.daemon.runtime_dir)
+        workers = ["mover host", *(f"keeper {volume.path}" for volume in settings.volumes)]
+        self.metrics = Metrics(volumes=[volume.path for volume in settings.volumes], workers=workers)
+        self.offload = Offload(settings, MetricsObserver(self.metrics))
+        self.stopping = asyncio.Event()
+        limits = config.limits
+        calls_max = limits.requests_max + CALLS_BESIDE_REQUESTS
+        runtime_dir = config.daemon.runtime_dir
+        self._engines = GrpcServer(runtime_dir / GRPC_SOCKET, mode=SOCKET_MODE, message_bytes_max=limits.message_bytes_max, calls_max=calls_max)
+        self._operators = GrpcServer(runtime_dir / ADMIN_SOCKET, mode=ADMIN_SOCKET_MODE, message_bytes_max=limits.message_bytes_max, calls_max=64)
+        self._engines.add_offload(OffloadServicer(self.offload, limits_of(config), limits.regions_per_session_max, limits.planes_per_region_max))
+        self._operators.add_admin(AdminServicer(self.offload, counters=self._counters, on_drained=self.stopping.set))
+        self._attach = AttachServer(runtime_dir / ATTACH_SOCKET, self.offload.sessions, mode=SOCKET_MODE)
+        self._metrics_server: MetricsServer | None = None
+        #: Where the metrics are, empty if nowhere.
+        self.metrics_url = ""
+        self._gauges: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Lock, open the tiers, serve."""
+        self._directory.acquire()
+        await self.offload.start()
+        await self._attach.start()
+        await self._engines.start()
+        await self._operators.start()
+        address = self._config.daemon.metrics_address
+        if address is not None:
+            server = MetricsServer(self.metrics.registry, host=address[0], port=address[1])
+            try:
+                server.open()
+                self._metrics_server = server
+                self.metrics_url = f"http://{address[0]}:{server.port}/metrics"
+            except ConfigError as error:
+                # Somebody else's port must not keep engines waiting for their KV.
+                log.warning("metrics are not served", error=str(error))
+        self._gauges = asyncio.get_running_loop().create_task(self._refresh())
+        # What lives by now lives for ever; a full collection over it would stop the loop for milliseconds each time.
+        gc.collect()
+        gc.freeze()
+        notify("READY=1")
+        log.info("ready", version=__version__, runtime_dir=str(self._directory.path), metrics=self.metrics_url)
+
+    async def _refresh(self) -> None:
+        while True:
+            refresh_gauges(self.metrics, self.offload)
+            await asyncio.sleep(GAUGE_PERIOD_S)
+
+    def _counters(self) -> list[tuple[str, int]]:
+        return [*self.metrics.counter_values(), *sorted(self.offload.core.counters.items())]
+
+    async def stop(self) -> None:
+        """Drain, then end everything in order. Idempotent enough to be called after a failed start."""
+        notify("STOPPING=1")
+        log.info("stopping")
+        with contextlib.suppress(Exception):
+            await self._engines.set_serving(False)
+        await self.offload.stop()
+        await self._engines.stop(STOP_GRACE_S)
+        await self._attach.close()
+        await self._operators.stop(STOP_GRACE_S)
+        if self._gauges is not None:
+            self._gauges.cancel()
+        if self._metrics_server is not None:
+            self._metrics_server.close()
+        self._directory.release()
+        log.info("stopped")
+
+
+async def _serve(config: Config) -> int:
+    daemon = Daemon(config)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, daemon.stopping.set)
+    await daemon.start()
+    await daemon.stopping.wait()
+    await daemon.stop()
+    return 0
+
+
+def run(config: Config) -> int:
+    """Serve until SIGTERM, SIGINT or a drain; the process's exit status. Raises errors of offloadd.errors when it can't start."""
+    return asyncio.run(_serve(config))

@@ -1,0 +1,1 @@
+"""Memory shared between processes: sealed memfds, their mappings, and views of engine memory by block."""

@@ -1,0 +1,107 @@
+"""The daemon's metrics: counts, times and gauges with label values from closed sets."""
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from offloadd.model.enums import EvictStatus, Path, Reason, RestoreStatus, Tier
+
+OPERATIONS: Final = ("evict", "restore", "spill", "prefetch")
+REQUESTS: Final = (*OPERATIONS, "lookup", "release")
+#: Where a slice's time goes, as movers tell it.
+STAGES: Final = ("queue", "copy", "checksum", "io")
+
+#: 0.25 ms (one block from the arena) to 30 s (the default deadline).
+_SECONDS: Final = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+def label(member: IntEnum) -> str:
+    """The label value of an enum member: `Tier.ARENA` as `arena`."""
+    return member.name.lower()
+
+
+TIERS: Final = tuple(label(tier) for tier in Tier)
+PATHS: Final = tuple(label(path) for path in Path)
+OUTCOMES: Final = tuple(sorted({label(status) for status in (*EvictStatus, *RestoreStatus) if status}))
+#: Why a restore gave no bytes: `not_found`, or the reason beside the status.
+MISS_REASONS: Final = ("not_found", *(label(reason) for reason in Reason if reason is not Reason.NONE))
+
+
+class Metrics:
+    """All series of one daemon, in a registry of their own. Belongs to the event-loop thread; the endpoint may read at any time.
+
+    Feed it by `metrics.blocks.labels(operation="evict", outcome="stored", tier="arena").inc(count)`. Label values come from OPERATIONS, REQUESTS,
+    STAGES, TIERS, PATHS, OUTCOMES, MISS_REASONS, from the volumes of the configuration and from the names of the workers: a value that a client
+    could choose would let it fill the memory. `check_labels` holds that in tests.
+    """
+
+    def __init__(self, *, volumes: Sequence[str] = (), workers: Sequence[str] = ()) -> None:
+        self._labels: dict[str, frozenset[str]] = {
+            "operation": frozenset(REQUESTS),
+            "stage": frozenset(STAGES),
+            "tier": frozenset(TIERS),
+            "path": frozenset(PATHS),
+            "outcome": frozenset(OUTCOMES),
+            "reason": frozenset(MISS_REASONS),
+            "volume": frozenset(volumes),
+            "worker": frozenset(workers),
+        }
+        self.registry = CollectorRegistry()
+        self.blocks = self._counter("blocks", "Blocks answered.", "operation", "outcome", "tier")
+        self.bytes = self._counter("bytes", "Payload bytes moved.", "operation", "tier", "path")
+        self.misses = self._counter("misses", "Blocks of restores that gave no bytes.", "reason")
+        self.workers_restarted = self._counter("workers_restarted", "Workers that died and were started again.", "worker")
+        self.request_seconds = Histogram(
+            "offloadd_request_seconds", "Time from the request to its answer.", ["operation"], buckets=_SECONDS, registry=self.registry
+        )
+        self.stage_seconds = Histogram(
+            "offloadd_stage_seconds", "Time of one slice in one stage.", ["operation", "stage"], buckets=_SECONDS, registry=self.registry
+        )
+        self.sessions = self._gauge("sessions", "Live sessions.")
+        self.regions = self._gauge("regions", "Registered regions.")
+        self.requests = self._gauge("requests", "Requests in flight.")
+        self.arena_used_bytes = self._gauge("arena_used_bytes", "Bytes in arena slots that hold blocks.")
+        self.arena_blocks = self._gauge("arena_blocks", "Blocks in the arena.")
+        self.volume_used_bytes = self._gauge("volume_used_bytes", "Bytes in slots of the volume that hold blocks.", "volume")
+        self.volume_blocks = self._gauge("volume_blocks", "Blocks on the volume.", "volume")
+        self.index_blocks = self._gauge("index_blocks", "Blocks in the index.")
+        self.index_blocks_max = self._gauge("index_blocks_max", "Most blocks that the index takes.")
+        self.limits = self._gauge("limit", "Configured limits, by the name of their key.", "limit")
+        # Series that exist from the start read as zero, not as absent, in an alert.
+        for reason in MISS_REASONS:
+            self.misses.labels(reason=reason)
+        for worker in workers:
+            self.workers_restarted.labels(worker=worker)
+        for operation in REQUESTS:
+            self.request_seconds.labels(operation=operation)
+
+    def show_limits(self, limits: Mapping[str, float]) -> None:
+        """Show the configured limits: (name of the key, value)."""
+        self._labels["limit"] = frozenset(limits)
+        for name, value in limits.items():
+            self.limits.labels(limit=name).set(value)
+
+    def counter_values(self) -> list[tuple[str, int]]:
+        """Every counter that is not zero, as (`name{label="value",…}`, value), for the status."""
+        values = []
+        for metric in self.registry.collect():
+            for sample in metric.samples if metric.type == "counter" else ():
+                if sample.name.endswith("_total") and sample.value:
+                    labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
+                    values.append((f"{sample.name}{{{labels}}}" if labels else sample.name, int(sample.value)))
+        return values
+
+    def check_labels(self) -> None:
+        """Assert that every label value comes from its closed set."""
+        for metric in self.registry.collect():
+            for sample in metric.samples:
+                for name, value in sample.labels.items():
+                    assert name == "le" or value in self._labels[name], f"{sample.name} has {name}={value!r}"
+
+    def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
+        return Counter(f"offloadd_{name}", documentation, labels, registry=self.registry)
+
+    def _gauge(self, name: str, documentation: str, *labels: str) -> Gauge:
+        return Gauge(f"offloadd_{name}", documentation, labels, registry=self.registry)

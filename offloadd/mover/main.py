@@ -1,0 +1,180 @@
+"""The mover process for host memory: it moves bytes between engines' memory, the arena and volumes, and decides nothing.
+
+Started by the front with one inherited control socket. The main thread handles control messages; each lane's threads read the lane's own socket. It opens no
+file, imports neither gRPC nor CUDA, and ends with its front.
+"""
+
+import argparse
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+from offloadd.errors import InvalidRequest
+from offloadd.ipc.channel import Channel
+from offloadd.memory.mapping import MADV_HUGEPAGE, map_memories
+from offloadd.memory.memfd import validate_sealed
+from offloadd.memory.planes import plane_views
+from offloadd.model.region import Layout, Plane, validate_layout
+from offloadd.mover.arena import map_arena
+from offloadd.mover.engine_memory import MappedRegion
+from offloadd.mover.lane import Lane
+from offloadd.mover.messages import (
+    AddLane,
+    Control,
+    ControlAnswer,
+    Fenced,
+    FenceMove,
+    ForgetMove,
+    Hello,
+    LaneReady,
+    MapArena,
+    Mapped,
+    MapRegion,
+    NotMapped,
+    Shutdown,
+    Unmapped,
+    UnmapRegion,
+)
+from offloadd.mover.tools import Memories
+from offloadd.mover.volume import adopt_volume
+
+PATHS = ("host", "ddr")
+_PR_SET_PDEATHSIG = 1
+
+
+class Mover:
+    """Handles control messages, one at a time, on the main thread."""
+
+    def __init__(self, channel: Channel[Control]) -> None:
+        self._channel = channel
+        self._memories = Memories()
+        self._lanes: list[Lane] = []
+
+    def serve(self) -> bool:
+        """Handle messages until the front says Shutdown (True) or is gone (False)."""
+        self._answer(Hello(pid=os.getpid(), paths=PATHS))
+        while (received := self._channel.receive()) is not None:
+            message, fds = received
+            if isinstance(message, Shutdown):
+                self._finish()
+                return True
+            self._handle(message, fds)
+        return False
+
+    def _answer(self, message: ControlAnswer) -> None:
+        self._channel.send(message)
+
+    def _handle(self, message: Control, fds: list[int]) -> None:
+        match message:
+            case MapRegion():
+                self._answer(self._map_region(message, fds))
+            case UnmapRegion():
+                self._memories.engine.remove(message.region)
+                self._answer(Unmapped(region=message.region))
+            case MapArena():
+                self._answer(self._map_arena(message, fds))
+            case AddLane():
+                self._add_lane(message, fds)
+                self._answer(LaneReady(lane=message.lane))
+            case FenceMove():
+                self._memories.engine.fence(message.move)
+                self._answer(Fenced(move=message.move))
+            case ForgetMove():
+                self._memories.engine.forget(message.move)
+
+    def _map_region(self, message: MapRegion, fds: Sequence[int]) -> Mapped | NotMapped:
+        planes = tuple(Plane(spec.memory, spec.offset_bytes, spec.block_stride_bytes, spec.block_bytes) for spec in message.planes)
+        layout = Layout(block_count=message.block_count, planes=planes)
+        mapping = None
+        try:
+            if len(fds) != len(message.memory_bytes):
+                raise InvalidRequest(f"the region names {len(message.memory_bytes)} memories; {len(fds)} descriptors came")
+            for fd, announced_bytes in zip(fds, message.memory_bytes, strict=True):
+                validate_sealed(fd, announced_bytes)
+            # What is mapped is what was announced, and never more than the file has: fstat has just said so, and the seals keep it true.
+            validate_layout(layout, message.memory_bytes, planes_max=max(1, len(planes)))
+            mapping = map_memories(fds, message.memory_bytes)
+            mapping.advise(MADV_HUGEPAGE)
+            self._memories.engine.add(message.region, MappedRegion.over(mapping, plane_views(mapping.bytes, layout, mapping.offsets)))
+        except (InvalidRequest, OSError, ValueError) as error:
+            if mapping is not None:
+                mapping.close()
+            return NotMapped(region=message.region, error=str(error))
+        finally:
+            _close(fds)
+        return Mapped(region=message.region)
+
+    def _map_arena(self, message: MapArena, fds: Sequence[int]) -> Mapped | NotMapped:
+        try:
+            if self._memories.arena is not None or len(fds) != 1:
+                raise InvalidRequest(f"an arena is one memory, mapped once; {len(fds)} descriptors came")
+            validate_sealed(fds[0], message.arena_bytes)
+            self._memories.arena = map_arena(fds[0], message.arena_bytes, huge_pages=message.huge_pages)
+        except (InvalidRequest, OSError) as error:
+            return NotMapped(region=0, error=str(error))
+        finally:
+            _close(fds)
+        return Mapped(region=0)
+
+    def _add_lane(self, message: AddLane, fds: Sequence[int]) -> None:
+        expected = 3 if message.volume_uuid else 1
+        if len(fds) != expected:
+            raise ValueError(f"lane {message.lane} needs {expected} descriptors; {len(fds)} came")
+        volume = None
+        if message.volume_uuid:
+            volume = adopt_volume(fds[1], fds[2], volume_uuid=message.volume_uuid, slab_bytes=message.slab_bytes, data_offset=message.data_offset)
+        lane = Lane(
+            message.lane,
+            socket.socket(fileno=fds[0]),
+            self._memories,
+            volume,
+            thread_count=message.thread_count,
+            staging_slot_bytes=message.staging_slot_bytes,
+        )
+        lane.open()
+        self._lanes.append(lane)
+
+    def _finish(self) -> None:
+        for lane in self._lanes:
+            lane.stop()
+        for lane in self._lanes:
+            lane.join()
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _die_with_parent() -> None:
+    """A front that is killed must not leave a process that has engine memory mapped and could still write to it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl(PR_SET_PDEATHSIG): {os.strerror(number)}")
+
+
+def main() -> None:
+    """Run the mover; exits 0 after Shutdown and when the front is gone."""
+    parser = argparse.ArgumentParser(prog="offloadd-mover", description="Moves blocks for the offloadd front that started it.")
+    parser.add_argument("--fd", type=int, required=True, help="inherited control socket (SEQPACKET)")
+    arguments = parser.parse_args()
+    _die_with_parent()
+    # Ctrl-C in a terminal reaches the whole process group; the front says when to stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel: Channel[Control] = Channel(socket.socket(fileno=arguments.fd), Control)
+    try:
+        clean = Mover(channel).serve()
+    except (BrokenPipeError, ConnectionResetError):
+        clean = False
+    sys.stderr.flush()
+    if not clean:
+        # Nobody is left to answer. Leave at once, without tearing the interpreter down around threads that are in the middle of copies.
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""What a worker thread works with, and the copies between a slice's blocks and memory of ours."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from offloadd.memory.mapping import Bytes
+from offloadd.mover.arena import Arena
+from offloadd.mover.engine_memory import EngineMemory, MappedRegion
+from offloadd.mover.messages import LaneAnswer
+from offloadd.mover.slices import Slice
+from offloadd.mover.volume import Volume
+from offloadd.transfer.checksum import crc32c
+from offloadd.transfer.gather import Payloads, block_crc, gather, scatter
+
+Indices = npt.NDArray[np.intp]
+
+
+class Memories:
+    """The memories that all lanes share. `arena` is None until it is mapped."""
+
+    def __init__(self) -> None:
+        self.engine = EngineMemory()
+        self.arena: Arena | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """One thread's tools. `staging` is its own; `volume` is None in the arena's lane. `send` raises OSError when the front is gone."""
+
+    memories: Memories
+    staging: Bytes
+    volume: Volume | None
+    send: Callable[[LaneAnswer], None]
+
+    def the_volume(self) -> Volume:
+        """The lane's volume; ValueError for a volume job in the arena's lane."""
+        if self.volume is None:
+            raise ValueError("a volume job came to a lane without a volume")
+        return self.volume
+
+    def the_arena(self) -> Arena:
+        """The arena; ValueError when it is not mapped."""
+        if self.memories.arena is None:
+            raise ValueError("an arena job came before the arena was mapped")
+        return self.memories.arena
+
+
+Regions = dict[int, MappedRegion]
+
+
+def gather_blocks(piece: Slice, regions: Regions, target: Payloads, first: int = 0, last: int | None = None) -> None:
+    """Copy payload bytes `first` to `last` (default: all) of every block to its place. Raises ValueError for a block that its region does not have."""
+    for region, mine in _by_region(piece, regions, np.arange(len(piece.records))):
+        places = Payloads(target.buffer, target.offsets[mine], target.stride_bytes)
+        gather(region.views, piece.records["block_index"][mine], places, first, last)
+
+
+def scatter_blocks(piece: Slice, regions: Regions, source: Payloads, chosen: Indices, first: int = 0, last: int | None = None) -> None:
+    """Copy payload bytes `first` to `last` (default: all) of the chosen blocks from their places.
+
+    Raises ValueError for a block that its region does not have.
+    """
+    for region, mine in _by_region(piece, regions, chosen):
+        places = Payloads(source.buffer, source.offsets[mine], source.stride_bytes)
+        scatter(region.views, piece.records["block_index"][mine], places, first, last)
+
+
+def _by_region(piece: Slice, regions: Regions, chosen: Indices) -> list[tuple[MappedRegion, Indices]]:
+    pairs = []
+    for number, region in regions.items():
+        mine = chosen if len(regions) == 1 else chosen[piece.records["region"][chosen] == number]
+        strange = np.flatnonzero(piece.records["payload_bytes"][mine] != region.payload_bytes)
+        if strange.size:
+            announced = int(piece.records["payload_bytes"][mine[strange[0]]])
+            raise ValueError(f"a block of region {number} has payload_bytes {announced}; the region's blocks have {region.payload_bytes}")
+        pairs.append((region, mine))
+    return pairs
+
+
+def differs_in_engine(piece: Slice, regions: Regions, index: int, ours: Bytes, first: int = 0, last: int | None = None) -> bool:
+    """Whether payload bytes `first` to `last` of a block differ, where they lie in engine memory, from `ours`."""
+    record = piece.records[index]
+    return block_crc(regions[int(record["region"])].views, int(record["block_index"]), first, last) != crc32c(ours)

@@ -1,0 +1,1 @@
+"""The use cases: evict, restore, lookup; and the processes that carry them out."""

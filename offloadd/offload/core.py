@@ -1,0 +1,267 @@
+"""What the use cases share: the tiers with their lanes, the catalog, what is in flight, and what is counted."""
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from offloadd import clock
+from offloadd.catalog.catalog import Catalog
+from offloadd.errors import DeadlineExpired, LimitExceeded, PathUnavailable
+from offloadd.model.enums import Path, Reason, Tier
+from offloadd.model.slots import BLOCK_DTYPE
+from offloadd.mover.messages import JOB_BLOCKS_MAX, Job, Operation
+from offloadd.offload.bandwidth import Bandwidths
+from offloadd.offload.lanes import Lane
+from offloadd.offload.mover_link import MoverLink
+from offloadd.offload.moves import Move
+from offloadd.offload.namespaces import Namespaces
+from offloadd.offload.regions import Regions
+from offloadd.offload.sessions import Session
+from offloadd.offload.volume_link import VolumeLink
+from offloadd.scheduler.lane_queue import JobClass
+
+#: How long the answer waits for a fence at the deadline. A running copy of one slice takes milliseconds; what takes longer is QUARANTINED.
+FENCE_WAIT_S = 1.0
+
+#: Operations that read or write the region of their move.
+_REGION_CLASSES = {
+    Operation.EVICT: JobClass.EVICT,
+    Operation.ARENA_EVICT: JobClass.EVICT,
+    Operation.RESTORE: JobClass.RESTORE,
+    Operation.ARENA_RESTORE: JobClass.RESTORE,
+    Operation.SPILL: JobClass.BACKGROUND,
+    Operation.PREFETCH: JobClass.BACKGROUND,
+}
+
+
+class Observer(Protocol):
+    """Hears what requests did; the metrics implement it. Called on the event loop; must not block."""
+
+    def request_done(self, operation: str, answer: Any) -> None:
+        """A request was answered."""
+
+    def blocks(self, operation: str, outcome: str, tier: Tier, count: int) -> None:
+        """So many blocks of a request had this outcome."""
+
+
+@dataclass(slots=True)
+class Active:
+    """A request that runs: its session's, and how it is told to stop."""
+
+    session: Session
+    request_id: str
+    move: Move | None = None
+    stop_reason: Reason = Reason.NONE
+
+    def stop(self, reason: Reason) -> None:
+        """End it with this reason."""
+        if self.stop_reason == Reason.NONE:
+            self.stop_reason = reason
+            if self.move is not None:
+                self.move.wake.set()
+
+
+@dataclass(slots=True)
+class Core:
+    """Shared state of the use cases. Owned by the event-loop thread."""
+
+    catalog: Catalog
+    namespaces: Namespaces
+    regions: Regions
+    mover: MoverLink
+    observer: Observer
+    arena_slab_bytes: int
+    requests_max: int
+    requests_per_session_max: int
+    verify_target: int
+    arena_lane: Lane | None = None
+    volumes: list[VolumeLink] = field(default_factory=list)
+    #: By volume ordinal.
+    volume_lanes: dict[int, Lane] = field(default_factory=dict)
+    bandwidths: Bandwidths = field(default_factory=Bandwidths)
+    counters: Counter[str] = field(default_factory=Counter)
+    #: Keys whose evict is under way → set when it is over. A restore of such a key waits for it instead of missing.
+    in_flight: dict[bytes, asyncio.Event] = field(default_factory=dict)
+    active: dict[int, Active] = field(default_factory=dict)
+    draining: bool = False
+    #: Verification of headers and checksums on restore. False only in the negative controls of tests: it proves that verification is what protects.
+    verify: bool = True
+    _numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+    _tasks: set["asyncio.Task[Any]"] = field(default_factory=set)
+    _sequence: "itertools.count[int]" = field(default_factory=lambda: itertools.count(clock.wall_ns()))
+
+    # -- requests --------------------------------------------------------------------------------------------------------------------
+
+    def begin(self, session: Session, request_id: str) -> tuple[int, Active]:
+        """Admit a request, or raise `LimitExceeded` at once: overload is refused, not queued."""
+        if len(self.active) >= self.requests_max:
+            raise LimitExceeded(f"{len(self.active)} requests are in flight; requests_max is {self.requests_max}; repeat after a pause")
+        mine = sum(active.session is session for active in self.active.values())
+        if mine >= self.requests_per_session_max:
+            raise LimitExceeded(f"session {session.name} has {mine} requests in flight; requests_per_session_max is {self.requests_per_session_max}")
+        number = next(self._numbers)
+        self.active[number] = active = Active(session=session, request_id=request_id)
+        return number, active
+
+    def end(self, number: int) -> None:
+        """The request was answered."""
+        self.active.pop(number, None)
+
+    def cancel(self, session: Session, request_id: str) -> bool:
+        """Stop the session's running requests with this id; whether there were any."""
+        found = [active for active in self.active.values() if active.session is session and active.request_id == request_id and request_id]
+        for active in found:
+            active.stop(Reason.CANCELLED)
+        return bool(found)
+
+    def new_move(self, count: int) -> Move:
+        """A move with a number of its own."""
+        return Move(number=next(self._numbers), count=count)
+
+    def sequences(self, count: int) -> npt.NDArray[np.uint64]:
+        """Rising numbers for slot headers."""
+        return np.fromiter(itertools.islice(self._sequence, count), dtype=np.uint64, count=count)
+
+    def spawn(self, work: Any) -> "asyncio.Task[Any]":
+        """Run a coroutine on its own, held until it ends."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def idle(self) -> None:
+        """Wait until everything spawned has ended."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    # -- jobs ------------------------------------------------------------------------------------------------------------------------
+
+    def send_jobs(
+        self,
+        lane: Lane,
+        move: Move,
+        operation: Operation,
+        blocks: npt.NDArray[Any],
+        *,
+        slot_bytes: int,
+        deadline_s: float = 0.0,
+        durable: bool = False,
+    ) -> None:
+        """Cut blocks (BLOCK_DTYPE, `position` set) into jobs for one lane and queue them."""
+        bytes_max = lane.read_bytes_max if operation in (Operation.RESTORE, Operation.ARENA_RESTORE) else lane.write_bytes_max
+        per_job = max(1, min(JOB_BLOCKS_MAX, bytes_max // slot_bytes))
+        now_ns = clock.monotonic_ns()
+        for first in range(0, blocks.shape[0], per_job):
+            job = Job(
+                job=next(self._numbers),
+                move=move.number,
+                operation=int(operation),
+                slot_bytes=slot_bytes,
+                blocks=blocks[first : first + per_job].tobytes(),
+                deadline_ns=int(deadline_s * 1e9),
+                submitted_ns=now_ns,
+                durable=durable,
+                verify=self.verify,
+                verify_target=self.verify_target,
+            )
+            lane.enqueue(move, job, _REGION_CLASSES[operation])
+        lane.pump()
+
+    def lanes(self) -> list[Lane]:
+        """All lanes."""
+        return [*([self.arena_lane] if self.arena_lane is not None else []), *self.volume_lanes.values()]
+
+    async def wait_for(self, move: Move, active: Active, deadline_s: float, until: Callable[[], bool]) -> Reason:
+        """Wait until `until()` holds. At the deadline or a cancel instead: no new slice starts, running copies are fenced, and the reason comes back.
+
+        Afterwards no byte of engine memory is read or written for this move, or `move.quarantined` is set.
+        """
+        active.move = move
+        try:
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + max(0.0, deadline_s - clock.monotonic_s())):
+                while not until() and active.stop_reason == Reason.NONE:
+                    move.wake.clear()
+                    await move.wake.wait()
+        except TimeoutError:
+            active.stop(Reason.DEADLINE)
+        except asyncio.CancelledError:
+            self._stop_move(move, Reason.CANCELLED)
+            self.spawn(self.mover.fence(move.number))
+            raise
+        if until():
+            return Reason.NONE
+        self._stop_move(move, active.stop_reason)
+        try:
+            async with asyncio.timeout(FENCE_WAIT_S):
+                await self.mover.fence(move.number)
+        except TimeoutError:
+            move.quarantined = True
+            self.counters["moves_quarantined"] += 1
+        return active.stop_reason
+
+    def _stop_move(self, move: Move, reason: Reason) -> None:
+        for lane in self.lanes():
+            lane.abandon(move, reason)
+
+    # -- tiers -----------------------------------------------------------------------------------------------------------------------
+
+    def serving_volumes(self) -> list[VolumeLink]:
+        """Volumes that take and give blocks now."""
+        return [volume for volume in self.volumes if volume.serving and volume.ordinal in self.volume_lanes]
+
+    def volume(self, ordinal: int) -> VolumeLink:
+        """The volume with this ordinal in the catalog."""
+        return next(volume for volume in self.volumes if volume.ordinal == ordinal)
+
+    def refuse_path(self, path: Path, *, require: bool, allowed: tuple[Path, ...], what: str) -> Path:
+        """The path to take: `path` if it is one of those allowed here; else AUTO, or `PathUnavailable` when it is required."""
+        if path == Path.AUTO or path in allowed:
+            return path
+        if require:
+            why = "no CUDA device" if path in (Path.GDS, Path.BOUNCE) else f"{what} goes by {', '.join(one.name.lower() for one in allowed) or 'no path'}"
+            raise PathUnavailable(f"path {path.name.lower()} is not available: {why}")
+        return Path.AUTO
+
+    def arena_offsets(self, slabs: npt.NDArray[Any], slots: npt.NDArray[Any], slot_bytes: int) -> npt.NDArray[np.uint64]:
+        """Byte offsets of arena slots."""
+        return np.asarray(slabs.astype(np.uint64) * np.uint64(self.arena_slab_bytes) + slots.astype(np.uint64) * np.uint64(slot_bytes))
+
+    def volume_blocks(self, blocks: npt.NDArray[Any], volume: VolumeLink, slabs: npt.NDArray[Any], slots: npt.NDArray[Any]) -> None:
+        """Fill the fields that name a slot of a volume: place, nonce, generation is the caller's."""
+        blocks["slab"] = slabs
+        blocks["slot"] = slots
+        for slab in np.unique(slabs):
+            blocks["nonce"][slabs == slab] = np.void(volume.nonce(int(slab)))
+
+    def fill_sources(
+        self, blocks: npt.NDArray[Any], volume: int, slabs: npt.NDArray[Any], slots: npt.NDArray[Any], namespace_numbers: npt.NDArray[Any]
+    ) -> None:
+        """Fill the fields that name existing slots, so that the mover can tell whether the header that it reads is theirs."""
+        link = self.volume(volume)
+        self.volume_blocks(blocks, link, slabs, slots)
+        for slab in np.unique(slabs):
+            mine = slabs == slab
+            blocks["generation"][mine] = link.pool.slabs[int(slab)].generations[slots[mine]]
+        for number in np.unique(namespace_numbers):
+            ordinal, epoch = self.namespaces.by_number(int(number)).on_volumes.get(volume, (0, 0))
+            mine = namespace_numbers == number
+            blocks["namespace_ordinal"][mine] = ordinal
+            blocks["namespace_epoch"][mine] = epoch
+
+
+def new_blocks(count: int) -> npt.NDArray[Any]:
+    """Zeroed BLOCK_DTYPE records."""
+    return np.zeros(count, dtype=BLOCK_DTYPE)
+
+
+def refuse_expired(deadline_s: float) -> None:
+    """Expired work is not started."""
+    late_s = clock.monotonic_s() - deadline_s
+    if late_s >= 0:
+        raise DeadlineExpired(f"the deadline passed {late_s * 1000:.0f} ms before the request was started")

@@ -1,0 +1,360 @@
+"""Evict: engine memory → tier, because the engine asked.
+
+    which blocks are stored already → reserve slots (arena, volumes) → one move over all lanes → answer at the level asked for → publish what succeeded
+
+The answer to ack COPIED does not wait for the write; a task of its own publishes or frees every reserved slot when the move is over, whatever became of the
+request meanwhile.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from offloadd import clock
+from offloadd.catalog.pool import Reservation, Shortage
+from offloadd.model.enums import AckLevel, EvictStatus, Path, Reason, Tier
+from offloadd.model.requests import BlockBatch, EvictOptions
+from offloadd.model.slots import FLAG_KEEP
+from offloadd.mover.messages import Operation
+from offloadd.offload.answers import Answer
+from offloadd.offload.core import Active, Core, new_blocks, refuse_expired
+from offloadd.offload.moves import PENDING, Move
+from offloadd.offload.regions import Region
+from offloadd.offload.sessions import Session
+from offloadd.offload.spill import Spiller
+from offloadd.units import SECTOR_BYTES, align_up
+
+Indices = npt.NDArray[np.uint32]
+
+#: Payload bytes that stay together on one volume when a request is spread over several: one large I/O, and small enough that 16 blocks use four volumes.
+STRIPE_BYTES = 8 << 20
+
+_SHORTAGE_REASONS = {Shortage.FULL: Reason.TIER_FULL, Shortage.TOO_LARGE: Reason.TOO_LARGE, Shortage.OPENING: Reason.DEADLINE, Shortage.NONE: Reason.NO_TIER}
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Blocks of one batch with slots reserved in one tier. `volume` -1: the arena. `positions` in the request; `first` is the move's number of the first."""
+
+    batch: BlockBatch
+    region: Region
+    chosen: Indices
+    volume: int
+    slabs: Indices
+    slots: Indices
+    generations: Indices
+    first: int
+
+    @property
+    def positions(self) -> Indices:
+        return self.batch.positions[self.chosen]
+
+    @property
+    def keys(self) -> npt.NDArray[Any]:
+        return self.batch.keys[self.chosen]
+
+    @property
+    def span(self) -> slice:
+        return slice(self.first, self.first + self.chosen.shape[0])
+
+
+class Evictor:
+    """Carries out evicts. Event-loop owned."""
+
+    def __init__(self, core: Core, spiller: Spiller) -> None:
+        self._core = core
+        self._spiller = spiller
+        #: Rotates where a request begins on the volumes.
+        self._turn = 0
+
+    async def evict(self, session: Session, batches: list[BlockBatch], options: EvictOptions) -> Answer:
+        """Evict blocks; one outcome per block. Raises errors of offloadd.errors when nothing could be tried."""
+        core = self._core
+        started_ns = clock.monotonic_ns()
+        refuse_expired(options.deadline_s)
+        tier, direct = self._way(options)
+        number, active = core.begin(session, options.request_id)
+        try:
+            answer = Answer.of(sum(batch.indices.shape[0] for batch in batches))
+            parts: list[_Part] = []
+            try:
+                for batch in batches:
+                    await self._place(session, batch, options, tier, direct, active, answer, parts)
+            except BaseException:
+                for part in parts:
+                    core.catalog.free_reserved(part.volume, part.slabs, part.slots)
+                raise
+            move = core.new_move(sum(part.chosen.shape[0] for part in parts))
+            finish = core.spawn(self._finish(session, move, parts, options, self._send(move, parts, options)))
+            durable = options.ack == AckLevel.DURABLE
+            stopped = await core.wait_for(move, active, options.deadline_s, lambda: move.done if durable else move.copied)
+            if stopped == Reason.NONE and durable:
+                await asyncio.shield(finish)
+            self._tell(move, parts, answer, stopped)
+        finally:
+            core.end(number)
+        answer.uses = list(move.uses.values())
+        answer.clock.add(move.clock)
+        answer.clock.total_ns = clock.monotonic_ns() - started_ns
+        core.observer.request_done("evict", answer)
+        return answer
+
+    def _way(self, options: EvictOptions) -> tuple[Tier, bool]:
+        """The tier to store in and whether to go straight to a volume. Raises `PathUnavailable` for a required path that can't be."""
+        core = self._core
+        durable = options.ack == AckLevel.DURABLE
+        if durable and options.tier == Tier.ARENA:
+            allowed: tuple[Path, ...] = ()
+            what = "a durable evict to the arena"
+        elif options.tier == Tier.ARENA:
+            allowed, what = (Path.DDR,), "an evict to the arena"
+        elif durable:
+            allowed, what = (Path.HOST,), "a durable evict"
+        else:
+            allowed, what = (Path.DDR, Path.HOST), "an evict"
+        path = core.refuse_path(options.path, require=options.require_path, allowed=allowed, what=what)
+        # Straight to a volume: durable ones need it, the arena would only add a copy; and whoever compares paths asks for HOST.
+        return options.tier, durable or path == Path.HOST or core.arena_lane is None
+
+    # -- placing ---------------------------------------------------------------------------------------------------------------------
+
+    async def _place(
+        self, session: Session, batch: BlockBatch, options: EvictOptions, tier: Tier, direct: bool, active: Active, answer: Answer, parts: list[_Part]
+    ) -> None:
+        core = self._core
+        durable = options.ack == AckLevel.DURABLE
+        if durable and tier == Tier.ARENA:
+            answer.set(batch.positions, EvictStatus.REJECTED, Reason.NO_TIER)
+            return
+        rows = core.catalog.lookup(batch.keys)
+        present = core.catalog.stored_as(rows, tier=tier, durable=durable)
+        if present.any():
+            answer.set(batch.positions[present], EvictStatus.DUPLICATE, 0, core.catalog.tiers_of(rows[present]))
+            core.catalog.touch(rows[present])
+            if options.keep_until_s is not None:
+                core.catalog.holds.hold(session.instance.ordinal, rows[present], options.keep_until_s)
+            core.catalog.holds.claim(session.instance.ordinal, rows[present], options.keep_until_s or clock.monotonic_s())
+        missing = np.flatnonzero(~present).astype(np.uint32)
+        region = core.regions.by_number(batch.region)
+        shortage = Shortage.NONE
+        if missing.shape[0] and not direct:
+            missing, shortage = self._take_arena(batch, region, missing, parts)
+        if missing.shape[0] and tier != Tier.ARENA:
+            missing, shortage = await self._take_volumes(batch, region, missing, options.deadline_s, active, parts)
+        if missing.shape[0] and tier == Tier.ANY and direct and not durable and core.arena_lane is not None and options.path != Path.HOST:
+            missing, shortage = self._take_arena(batch, region, missing, parts)
+        if missing.shape[0]:
+            reason = active.stop_reason or _SHORTAGE_REASONS[shortage]
+            answer.set(batch.positions[missing], EvictStatus.REJECTED, int(reason))
+            core.counters[f"evict_rejected_{reason.name.lower()}"] += missing.shape[0]
+
+    def _take_arena(self, batch: BlockBatch, region: Region, missing: Indices, parts: list[_Part]) -> tuple[Indices, Shortage]:
+        core = self._core
+        if core.arena_lane is None:
+            return missing, Shortage.NONE
+        reservation = core.catalog.reserve_arena(align_up(region.payload_bytes, SECTOR_BYTES), missing.shape[0])
+        return self._part(batch, region, missing, -1, reservation, parts), reservation.shortage
+
+    async def _take_volumes(
+        self, batch: BlockBatch, region: Region, missing: Indices, deadline_s: float, active: Active, parts: list[_Part]
+    ) -> tuple[Indices, Shortage]:
+        """Spread over the volumes in stripes; wait for slabs that are being opened until the deadline."""
+        core = self._core
+        while True:
+            volumes = [volume for volume in core.serving_volumes() if volume.ordinal in region.namespace.on_volumes]
+            if not volumes:
+                return missing, Shortage.NONE
+            changed = [volume.slabs_changed for volume in volumes]
+            per_volume = -(-missing.shape[0] // len(volumes))
+            stripe = max(1, min(per_volume, STRIPE_BYTES // region.slot_bytes))
+            full: dict[int, Shortage] = {}
+            while missing.shape[0] and len(full) < len(volumes):
+                volume = volumes[self._turn % len(volumes)]
+                self._turn += 1
+                if volume.ordinal in full:
+                    continue
+                reservation = core.catalog.reserve_volume(volume.ordinal, region.slot_bytes, min(stripe, missing.shape[0]))
+                if reservation.shortage != Shortage.NONE:
+                    full[volume.ordinal] = reservation.shortage
+                missing = self._part(batch, region, missing, volume.ordinal, reservation, parts)
+            for volume in volumes:
+                volume.grant_wishes()
+            shortage = min(full.values(), default=Shortage.NONE)
+            if missing.shape[0] == 0 or shortage != Shortage.OPENING:
+                return missing, shortage
+            if not await _any_set(changed, deadline_s, active):
+                return missing, shortage
+
+    def _part(self, batch: BlockBatch, region: Region, missing: Indices, volume: int, reservation: Reservation, parts: list[_Part]) -> Indices:
+        count = len(reservation)
+        if count:
+            first = parts[-1].span.stop if parts else 0
+            parts.append(
+                _Part(
+                    batch=batch,
+                    region=region,
+                    chosen=missing[:count],
+                    volume=volume,
+                    slabs=reservation.slabs,
+                    slots=reservation.slots,
+                    generations=reservation.generations,
+                    first=first,
+                )
+            )
+        return missing[count:]
+
+    # -- moving ----------------------------------------------------------------------------------------------------------------------
+
+    def _send(self, move: Move, parts: list[_Part], options: EvictOptions) -> asyncio.Event:
+        """Queue the jobs of all parts in one go: the move counts as copied when none of them is left, so none may come later.
+
+        Returns the event that restores of these keys wait for.
+        """
+        core = self._core
+        over = asyncio.Event()
+        for part in parts:
+            core.in_flight.update(dict.fromkeys(part.keys.tolist(), over))
+        by_lane: dict[tuple[int, int], list[_Part]] = {}
+        for part in parts:
+            by_lane.setdefault((part.volume, part.region.number), []).append(part)
+        for (volume, _), group in by_lane.items():
+            region = group[0].region
+            blocks = new_blocks(sum(part.chosen.shape[0] for part in group))
+            filled = 0
+            for part in group:
+                records = blocks[filled : filled + part.chosen.shape[0]]
+                filled += part.chosen.shape[0]
+                self._fill(records, part, options)
+            if volume < 0:
+                assert core.arena_lane is not None
+                core.send_jobs(
+                    core.arena_lane,
+                    move,
+                    Operation.ARENA_EVICT,
+                    blocks,
+                    slot_bytes=align_up(region.payload_bytes, SECTOR_BYTES),
+                    deadline_s=options.deadline_s,
+                )
+            else:
+                core.send_jobs(
+                    core.volume_lanes[volume],
+                    move,
+                    Operation.EVICT,
+                    blocks,
+                    slot_bytes=region.slot_bytes,
+                    deadline_s=options.deadline_s,
+                    durable=options.ack == AckLevel.DURABLE,
+                )
+        return over
+
+    def _fill(self, records: npt.NDArray[Any], part: _Part, options: EvictOptions) -> None:
+        core = self._core
+        region = part.region
+        records["region"] = region.number
+        records["block_index"] = part.batch.indices[part.chosen]
+        records["payload_bytes"] = region.payload_bytes
+        records["key"] = part.keys
+        records["position"] = np.arange(part.first, part.first + part.chosen.shape[0], dtype=np.uint32)
+        if part.volume < 0:
+            records["arena_offset"] = core.arena_offsets(part.slabs, part.slots, align_up(region.payload_bytes, SECTOR_BYTES))
+            return
+        core.volume_blocks(records, core.volume(part.volume), part.slabs, part.slots)
+        records["generation"] = part.generations
+        records["sequence"] = core.sequences(part.chosen.shape[0])
+        records["namespace_ordinal"], records["namespace_epoch"] = region.namespace.on_volumes[part.volume]
+        records["flags"] = FLAG_KEEP if options.keep_until_s is not None else 0
+
+    async def _finish(self, session: Session, move: Move, parts: list[_Part], options: EvictOptions, over: asyncio.Event) -> None:
+        """When every block has a result: publish the good ones, free the slots of the others, hold and spill as asked."""
+        core = self._core
+        await move.finished.wait()
+        core.mover.forget_move(move.number)
+        for part in parts:
+            good = move.reasons[part.span] == 0
+            if part.region.namespace.dropped:
+                good[:] = False
+            self._free(part, ~good)
+            rows = self._publish(part, good, move, options)
+            if options.keep_until_s is not None and session.instance.sessions:
+                core.catalog.holds.hold(session.instance.ordinal, rows[rows > 0], options.keep_until_s)
+            if part.volume < 0 and options.tier != Tier.ARENA:
+                self._spiller.spill(rows[rows > 0])
+            for key in part.keys.tolist():
+                if core.in_flight.get(key) is over:
+                    del core.in_flight[key]
+            lost = int((~good).sum())
+            if lost:
+                core.counters["evict_blocks_failed"] += lost
+        over.set()
+
+    def _free(self, part: _Part, bad: npt.NDArray[np.bool_]) -> None:
+        if bad.any():
+            self._core.catalog.free_reserved(part.volume, part.slabs[bad], part.slots[bad])
+
+    def _publish(self, part: _Part, good: npt.NDArray[np.bool_], move: Move, options: EvictOptions) -> Indices:
+        core = self._core
+        keep = options.keep_until_s is not None
+        number = part.region.namespace.number
+        keys, slabs, slots = part.keys[good], part.slabs[good], part.slots[good]
+        if part.volume < 0:
+            checksums = move.checksums[part.span][good]
+            rows, _ = core.catalog.publish_arena(keys, slabs, slots, checksums, payload_bytes=part.region.payload_bytes, namespace=number, keep=keep)
+        else:
+            rows, _ = core.catalog.publish_volume(
+                part.volume,
+                keys,
+                slabs,
+                slots,
+                payload_bytes=part.region.payload_bytes,
+                namespace=number,
+                keep=keep,
+                durable=options.ack == AckLevel.DURABLE,
+            )
+        # A block that could not be entered (index full, namespace dropped) was not stored: the answer to DURABLE says so, and COPIED counts it as lost.
+        refused = np.flatnonzero(good)[rows == 0]
+        move.reasons[part.first + refused] = int(Reason.TIER_FULL)
+        return rows
+
+    def _tell(self, move: Move, parts: list[_Part], answer: Answer, stopped: Reason) -> None:
+        """Outcomes of the blocks that moved. COPIED is answered before the result: a pending block is STORED when its source was copied."""
+        for part in parts:
+            reasons = move.reasons[part.span]
+            tier = int(Tier.ARENA if part.volume < 0 else Tier.VOLUME)
+            pending = reasons == PENDING
+            good = (reasons == 0) | (pending & (stopped == Reason.NONE))
+            answer.set(part.positions[good], EvictStatus.STORED, 0, tier)
+            bad = ~good & ~pending
+            answer.set(part.positions[bad], EvictStatus.FAILED, reasons[bad])
+            late = ~good & pending
+            answer.set(part.positions[late], EvictStatus.QUARANTINED if move.quarantined else EvictStatus.FAILED, int(stopped))
+            for status, mask in ((EvictStatus.STORED, good), (EvictStatus.FAILED, ~good)):
+                if mask.any():
+                    self._core.observer.blocks("evict", status.name.lower(), Tier(tier), int(mask.sum()))
+        duplicates = int((answer.status == EvictStatus.DUPLICATE).sum())
+        if duplicates:
+            self._core.observer.blocks("evict", "duplicate", Tier.ANY, duplicates)
+        rejected = int((answer.status == EvictStatus.REJECTED).sum())
+        if rejected:
+            self._core.observer.blocks("evict", "rejected", Tier.ANY, rejected)
+
+
+async def _any_set(events: list[asyncio.Event], deadline_s: float, active: Active) -> bool:
+    """Wait until one event is set; False at the deadline or when the request was stopped."""
+    waiters = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        while active.stop_reason == Reason.NONE:
+            left_s = deadline_s - clock.monotonic_s()
+            if left_s <= 0:
+                active.stop(Reason.DEADLINE)
+                return False
+            # In pieces, so that a cancel (which has no move to wake yet) is noticed.
+            done, _ = await asyncio.wait(waiters, timeout=min(left_s, 0.05), return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return True
+        return False
+    finally:
+        for waiter in waiters:
+            waiter.cancel()

@@ -1,0 +1,126 @@
+"""The front's end of a lane: jobs wait in its queue, go to the mover, and come back as results of their moves."""
+
+import socket
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from offloadd.ipc.channel import AsyncChannel
+from offloadd.model.enums import Path, Reason, Tier
+from offloadd.model.slots import BLOCK_DTYPE
+from offloadd.mover.messages import Copied, Job, LaneAnswer, Operation, SliceDone
+from offloadd.offload.moves import Move, results_of
+from offloadd.scheduler.lane_queue import JobClass, LaneQueue, Ticket
+
+
+@dataclass(slots=True)
+class _Pending:
+    job: Job
+    move: Move
+    positions: npt.NDArray[np.uint32]
+    left: int
+    sent: bool = False
+
+
+class Lane:
+    """One tier instance in one mover. Jobs submitted while the mover is away wait for it; jobs that were sent to a mover that died fail with WORKER_LOST.
+
+    `tier` and `path` are what its operations report. `write_bytes_max` bounds one job of evicts or spills, `read_bytes_max` one of restores.
+    """
+
+    def __init__(self, *, number: int, name: str, tier: Tier, path: Path, queue: LaneQueue, read_bytes_max: int, write_bytes_max: int) -> None:
+        self.number = number
+        self.name = name
+        self.tier = tier
+        self.path = path
+        self.read_bytes_max = read_bytes_max
+        self.write_bytes_max = write_bytes_max
+        self._queue = queue
+        self._jobs: dict[int, _Pending] = {}
+        self._channel: AsyncChannel[LaneAnswer] | None = None
+
+    def connect(self, sock: socket.socket) -> None:
+        """A mover serves this lane through `sock` from now on; what waited is sent."""
+
+        def lost() -> None:
+            self._channel = None
+            self._fail_sent()
+
+        self._channel = AsyncChannel(sock, LaneAnswer, on_message=self._on_answer, on_close=lost)
+        self._pump()
+
+    def disconnect(self) -> None:
+        """Give the lane up."""
+        if self._channel is not None:
+            self._channel.close()
+        for pending in list(self._jobs.values()):
+            self._finish(pending, Reason.WORKER_LOST)
+        self._queue.reset()
+
+    @property
+    def connected(self) -> bool:
+        """Whether a mover serves the lane."""
+        return self._channel is not None
+
+    @property
+    def job_count(self) -> int:
+        """Jobs that wait or run."""
+        return len(self._jobs)
+
+    def submit(self, move: Move, job: Job, job_class: JobClass) -> None:
+        """Queue one job of a move; its blocks' `position` are positions in the move."""
+        self.enqueue(move, job, job_class)
+        self._pump()
+
+    def enqueue(self, move: Move, job: Job, job_class: JobClass) -> None:
+        """Queue without sending: for several jobs in a row, then `pump`."""
+        blocks = np.frombuffer(job.blocks, dtype=BLOCK_DTYPE)
+        self._jobs[job.job] = _Pending(job=job, move=move, positions=blocks["position"], left=blocks.shape[0])
+        if job.operation in (Operation.EVICT, Operation.ARENA_EVICT):
+            move.sent(job.job, blocks.shape[0])
+        self._queue.submit(Ticket(job.job, job_class, blocks.shape[0] * job.slot_bytes))
+
+    def pump(self) -> None:
+        """Send what may be sent."""
+        self._pump()
+
+    def _pump(self) -> None:
+        if self._channel is None:
+            return
+        for number in self._queue.take():
+            pending = self._jobs[number]
+            pending.sent = True
+            self._channel.send(pending.job)
+
+    def abandon(self, move: Move, reason: Reason) -> None:
+        """Jobs of this move that were not sent yet will not be; their blocks get this reason."""
+        mine = [pending for pending in self._jobs.values() if pending.move is move and not pending.sent]
+        self._queue.drop({pending.job.job for pending in mine})
+        for pending in mine:
+            self._finish(pending, reason)
+
+    def _on_answer(self, answer: LaneAnswer, fds: list[int]) -> None:
+        pending = self._jobs.get(answer.job)
+        if pending is None:
+            return
+        if isinstance(answer, Copied):
+            pending.move.on_copied(answer.job, answer.count)
+            return
+        assert isinstance(answer, SliceDone)
+        results = results_of(answer)
+        pending.left -= results.shape[0]
+        if pending.left == 0:
+            del self._jobs[answer.job]
+            self._queue.finish(answer.job)
+        pending.move.on_slice(answer, results, self.tier, self.path)
+        self._pump()
+
+    def _fail_sent(self) -> None:
+        for pending in [pending for pending in self._jobs.values() if pending.sent]:
+            self._finish(pending, Reason.WORKER_LOST)
+
+    def _finish(self, pending: _Pending, reason: Reason) -> None:
+        del self._jobs[pending.job.job]
+        self._queue.finish(pending.job.job)
+        pending.move.fail(pending.job.job, pending.positions, int(reason))

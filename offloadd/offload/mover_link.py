@@ -1,0 +1,233 @@
+"""The front's end of one mover: what is mapped in it, which lanes it serves, and the fences it is asked for; told again to each fresh process."""
+
+import asyncio
+from dataclasses import dataclass
+
+import structlog
+
+from offloadd.errors import InvalidRequest, Unavailable
+from offloadd.ipc.channel import socket_pair
+from offloadd.model.region import Layout
+from offloadd.mover.messages import (
+    AddLane,
+    ControlAnswer,
+    Fenced,
+    FenceMove,
+    ForgetMove,
+    Hello,
+    LaneReady,
+    MapArena,
+    Mapped,
+    MapRegion,
+    NotMapped,
+    PlaneSpec,
+    Unmapped,
+    UnmapRegion,
+)
+from offloadd.offload.lanes import Lane
+from offloadd.offload.processes import WorkerProcess
+
+#: Region number of the arena in `Mapped`.
+ARENA_REGION = 0
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """Engine memory to be mapped. The descriptors stay open as long as it may have to be mapped again."""
+
+    region: int
+    fds: tuple[int, ...]
+    memory_bytes: tuple[int, ...]
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaMapping:
+    """The arena's memory."""
+
+    fd: int
+    arena_bytes: int
+    huge_pages: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSpec:
+    """A lane and what its threads need: `fds` are the volume's data and synced descriptors, none for the arena."""
+
+    lane: Lane
+    thread_count: int
+    staging_slot_bytes: int
+    fds: tuple[int, ...] = ()
+    volume_uuid: bytes = b""
+    slab_bytes: int = 0
+    data_offset: int = 0
+
+
+class MoverLink:
+    """One mover process, kept alive. Event-loop owned."""
+
+    def __init__(self, *, device: str, module: str, environment: dict[str, str]) -> None:
+        self.device = device
+        self.process: WorkerProcess[ControlAnswer] = WorkerProcess(
+            name=f"mover {device}",
+            module=module,
+            incoming=ControlAnswer,
+            on_start=self._tell,
+            on_message=self._on_message,
+            on_lost=self._on_lost,
+            environment=environment,
+        )
+        self._arena: ArenaMapping | None = None
+        self._mappings: dict[int, Mapping] = {}
+        self._lanes: dict[int, LaneSpec] = {}
+        self._mapping: dict[int, asyncio.Future[None]] = {}
+        self._unmapping: dict[int, asyncio.Future[None]] = {}
+        self._fencing: dict[int, asyncio.Future[None]] = {}
+        self._ready: set[int] = set()
+        self._ready_changed = asyncio.Event()
+
+    def start(self, arena: ArenaMapping | None) -> None:
+        """Spawn the process."""
+        self._arena = arena
+        self.process.start()
+
+    # -- regions ---------------------------------------------------------------------------------------------------------------------
+
+    async def map_region(self, mapping: Mapping) -> None:
+        """Map a region; when it returns moves may use it.
+
+        Raises `InvalidRequest` if the mover refuses it and `Unavailable` if the mover died; nothing changed then.
+        """
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._mappings[mapping.region] = mapping
+        self._mapping[mapping.region] = future
+        self._send_mapping(mapping)
+        try:
+            await future
+        except BaseException:
+            self._mappings.pop(mapping.region, None)
+            raise
+        finally:
+            self._mapping.pop(mapping.region, None)
+
+    def unmap_region(self, region: int) -> "asyncio.Future[None]":
+        """Forget a region now; the future is done when no mapping is left, be it that the mover unmapped it or that it died."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._mappings.pop(region, None) is None or not self.process.alive:
+            future.set_result(None)
+            return future
+        self._unmapping[region] = future
+        future.add_done_callback(lambda _: self._unmapping.pop(region, None))
+        self.process.send(UnmapRegion(region=region))
+        return future
+
+    def _send_mapping(self, mapping: Mapping) -> None:
+        self.process.send(
+            MapRegion(
+                region=mapping.region,
+                memory_bytes=mapping.memory_bytes,
+                block_count=mapping.layout.block_count,
+                planes=tuple(PlaneSpec(plane.memory, plane.offset_bytes, plane.block_stride_bytes, plane.block_bytes) for plane in mapping.layout.planes),
+            ),
+            mapping.fds,
+        )
+
+    # -- lanes -----------------------------------------------------------------------------------------------------------------------
+
+    def add_lane(self, spec: LaneSpec) -> None:
+        """Serve a lane, now and by each later process."""
+        self._lanes[spec.lane.number] = spec
+        if self.process.alive:
+            self._send_lane(spec)
+
+    def remove_lane(self, number: int) -> None:
+        """Stop serving a lane; its jobs fail."""
+        spec = self._lanes.pop(number, None)
+        if spec is not None:
+            spec.lane.disconnect()
+
+    def _send_lane(self, spec: LaneSpec) -> None:
+        ours, theirs = socket_pair()
+        self.process.send(
+            AddLane(
+                lane=spec.lane.number,
+                thread_count=spec.thread_count,
+                staging_slot_bytes=spec.staging_slot_bytes,
+                volume_uuid=spec.volume_uuid,
+                slab_bytes=spec.slab_bytes,
+                data_offset=spec.data_offset,
+            ),
+            (theirs.fileno(), *spec.fds),
+        )
+        self.process.after_sent(theirs.close)
+        spec.lane.connect(ours)
+
+    async def lanes_ready(self) -> None:
+        """Wait until every lane's threads stand."""
+        while not self._ready >= set(self._lanes):
+            self._ready_changed.clear()
+            await self._ready_changed.wait()
+
+    # -- fences ----------------------------------------------------------------------------------------------------------------------
+
+    async def fence(self, move: int) -> None:
+        """When it returns, no copy of the move touches engine memory any more."""
+        if not self.process.alive:
+            return
+        future = self._fencing.get(move)
+        if future is None:
+            future = self._fencing[move] = asyncio.get_running_loop().create_future()
+            self.process.send(FenceMove(move=move))
+        await asyncio.shield(future)
+
+    def forget_move(self, move: int) -> None:
+        """The move is over; its fence may go."""
+        self.process.send(ForgetMove(move=move))
+
+    # -- the process -----------------------------------------------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        if self._arena is not None:
+            self.process.send(MapArena(arena_bytes=self._arena.arena_bytes, huge_pages=self._arena.huge_pages), (self._arena.fd,))
+        for mapping in self._mappings.values():
+            self._send_mapping(mapping)
+        for spec in self._lanes.values():
+            self._send_lane(spec)
+
+    def _on_message(self, message: ControlAnswer, fds: list[int]) -> None:
+        match message:
+            case Hello():
+                log.info("mover is up", device=self.device, pid=message.pid, paths=list(message.paths))
+            case Mapped():
+                _resolve(self._mapping.get(message.region))
+            case NotMapped():
+                if message.region == ARENA_REGION:
+                    log.error("mover can't map the arena", device=self.device, error=message.error)
+                _resolve(self._mapping.get(message.region), InvalidRequest(message.error))
+            case Unmapped():
+                _resolve(self._unmapping.get(message.region))
+            case LaneReady():
+                self._ready.add(message.lane)
+                self._ready_changed.set()
+            case Fenced():
+                _resolve(self._fencing.pop(message.move, None))
+
+    def _on_lost(self) -> None:
+        # A dead process maps and copies nothing: fences and unmaps hold; a region that was being mapped is not.
+        self._ready.clear()
+        for future in (*list(self._unmapping.values()), *self._fencing.values()):
+            _resolve(future)
+        self._fencing.clear()
+        for future in list(self._mapping.values()):
+            _resolve(future, Unavailable(f"the mover of device {self.device} died while it mapped the region; repeat"))
+
+
+def _resolve(future: "asyncio.Future[None] | None", error: Exception | None = None) -> None:
+    if future is None or future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,150 @@
+"""Registered engine memory, as the front knows it: which session's, which planes, and how its keys are made."""
+
+import itertools
+import secrets
+from dataclasses import dataclass
+
+from offloadd.errors import InvalidRequest, LimitExceeded, PathUnavailable, UnknownRegion
+from offloadd.model.namespace import KeyMaker, Namespace
+from offloadd.model.region import Layout, validate_layout
+from offloadd.offload.mover_link import Mapping, MoverLink
+from offloadd.offload.namespaces import NamespaceEntry
+from offloadd.offload.sessions import Session, SessionTable
+from offloadd.tiers.format import slot_bytes_for
+
+REGION_ID_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One cache group of one shard in one process. `number` names it between the daemon's processes, `region_id` to its client."""
+
+    number: int
+    region_id: bytes
+    session: Session
+    mover: MoverLink
+    layout: Layout
+    memory_ids: tuple[bytes, ...]
+    cache_group: int
+    namespace: NamespaceEntry
+    keys: KeyMaker
+    payload_bytes: int
+    slot_bytes: int
+    mapped_bytes: int
+
+
+class Regions:
+    """All registered regions. Event-loop owned."""
+
+    def __init__(self, sessions: SessionTable, *, regions_per_session_max: int, planes_per_region_max: int, payload_bytes_max: int) -> None:
+        self._sessions = sessions
+        self._regions_per_session_max = regions_per_session_max
+        self._planes_per_region_max = planes_per_region_max
+        self.payload_bytes_max = payload_bytes_max
+        #: 0 is the arena's number in movers.
+        self._numbers = itertools.count(1)
+        self._by_number: dict[int, Region] = {}
+        self._by_session: dict[str, dict[bytes, Region]] = {}
+
+    def check(self, session: Session, layout: Layout, memory_ids: tuple[bytes, ...]) -> None:
+        """Raise unless the session may register this; the mover checks the layout again against the mapping itself."""
+        count = len(self.of_session(session))
+        if count >= self._regions_per_session_max:
+            raise LimitExceeded(f"session {session.name} has {count} regions; regions_per_session_max is {self._regions_per_session_max}")
+        sizes = []
+        for memory_id in memory_ids:
+            memory = session.memories.get(memory_id)
+            if memory is None:
+                raise InvalidRequest(f"memory {memory_id.hex()} was not attached by this session; send its descriptor over the attach socket first")
+            sizes.append(memory.memory_bytes)
+        validate_layout(layout, tuple(sizes), planes_max=self._planes_per_region_max)
+        if layout.payload_bytes > self.payload_bytes_max:
+            raise InvalidRequest(f"a block of this region has {layout.payload_bytes} bytes; payload_bytes_max is {self.payload_bytes_max}")
+
+    async def add(
+        self, session: Session, mover: MoverLink, layout: Layout, memory_ids: tuple[bytes, ...], cache_group: int, namespace: NamespaceEntry
+    ) -> Region:
+        """Map a region in its mover and enter it. On an error nothing changed."""
+        memories = []
+        try:
+            for memory_id in memory_ids:
+                memories.append(self._sessions.use_memory(session, memory_id))
+            region = Region(
+                number=next(self._numbers),
+                region_id=secrets.token_bytes(REGION_ID_BYTES),
+                session=session,
+                mover=mover,
+                layout=layout,
+                memory_ids=memory_ids,
+                cache_group=cache_group,
+                namespace=namespace,
+                keys=KeyMaker(namespace.namespace_id, cache_group),
+                payload_bytes=layout.payload_bytes,
+                slot_bytes=slot_bytes_for(layout.payload_bytes),
+                mapped_bytes=sum(memory.memory_bytes for memory in memories),
+            )
+            await mover.map_region(
+                Mapping(
+                    region=region.number,
+                    fds=tuple(memory.fd for memory in memories),
+                    memory_bytes=tuple(memory.memory_bytes for memory in memories),
+                    layout=layout,
+                )
+            )
+            if session.ended:
+                await mover.unmap_region(region.number)
+                raise UnknownRegion(f"session {session.name} ended while its region was being mapped")
+        except BaseException:
+            for memory_id in memory_ids[: len(memories)]:
+                self._sessions.disuse_memory(session, memory_id)
+            raise
+        self._by_number[region.number] = region
+        self._by_session.setdefault(session.name, {})[region.region_id] = region
+        return region
+
+    def find(self, session: Session, region_id: bytes) -> Region:
+        """The session's region of this id. Raises `UnknownRegion`, also for another session's region: it does not exist for this caller."""
+        region = self._by_session.get(session.name, {}).get(region_id)
+        if region is None:
+            raise UnknownRegion(f"session {session.name} has no region {region_id.hex() or '(empty id)'}")
+        return region
+
+    def by_number(self, number: int) -> Region:
+        """A region by its number. Raises `UnknownRegion` if it was unregistered meanwhile."""
+        region = self._by_number.get(number)
+        if region is None:
+            raise UnknownRegion(f"region number {number} was unregistered while the request waited")
+        return region
+
+    async def remove(self, region: Region) -> None:
+        """No request finds it from now on; when it returns no mapping is left."""
+        self._by_number.pop(region.number, None)
+        self._by_session.get(region.session.name, {}).pop(region.region_id, None)
+        await region.mover.unmap_region(region.number)
+        for memory_id in region.memory_ids:
+            self._sessions.disuse_memory(region.session, memory_id)
+
+    def of_session(self, session: Session) -> list[Region]:
+        """Regions of a session."""
+        return list(self._by_session.get(session.name, {}).values())
+
+    def forget_session(self, session: Session) -> None:
+        """A session ends: its regions are not found any more, and movers unmap them. Its descriptors may be closed at once: no mover is sent them again."""
+        for region in self._by_session.pop(session.name, {}).values():
+            self._by_number.pop(region.number, None)
+            region.mover.unmap_region(region.number)
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+
+def refuse_device(device: str, devices: tuple[str, ...]) -> None:
+    """Raise `PathUnavailable` unless the daemon has a mover for the device."""
+    if device not in devices:
+        raise PathUnavailable(f"device {device!r} has no mover on this node; devices are {', '.join(devices)}")
+
+
+def namespace_fields(namespace: Namespace) -> bytes:
+    """The fields of a namespace as text for people who look at a volume; identity is the id alone."""
+    parts = [f"model={namespace.model}", f"weights={namespace.weights}", f"engine={namespace.engine}", f"kv_dtype={namespace.kv_dtype}"]
+    return " ".join(parts).encode()[:1024]

@@ -1,0 +1,275 @@
+"""Restore: tier → engine memory, verified on the way.
+
+    where is each block (pin it) → one move over all lanes → outcomes in request order as they come → a second try from the other tier where a copy was bad
+
+A block whose evict is still under way is waited for. Pins are released by a task of its own when the move is over, whatever became of the request.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from offloadd import clock
+from offloadd.catalog.catalog import Sources
+from offloadd.model.enums import Path, Reason, RestoreStatus, Tier
+from offloadd.model.requests import BlockBatch, RestoreOptions
+from offloadd.mover.messages import Operation
+from offloadd.offload.answers import Answer
+from offloadd.offload.core import Active, Core, new_blocks, refuse_expired
+from offloadd.offload.moves import PENDING, Move
+from offloadd.offload.regions import Region
+from offloadd.offload.sessions import Session
+from offloadd.units import SECTOR_BYTES, align_up
+
+Indices = npt.NDArray[np.uint32]
+
+#: Reasons that say that the stored copy is bad: it is dropped, and the other copy is tried.
+_BAD_COPY = (int(Reason.HEADER_MISMATCH), int(Reason.CHECKSUM_MISMATCH), int(Reason.SHORT_IO))
+
+
+@dataclass(slots=True)
+class _Round:
+    """One move of a restore. `numbers`: the request's position of each block of the move; `rows`, `from_volume`: what it reads; `finish` unpins."""
+
+    move: Move
+    numbers: Indices
+    rows: Indices
+    from_volume: npt.NDArray[np.bool_]
+    finish: "asyncio.Future[None]" = field(init=False)
+
+
+class _Progress:
+    """True once the move has more results than now, or all."""
+
+    def __init__(self, move: Move) -> None:
+        self._move = move
+        self._before = move.pending_count
+
+    def __call__(self) -> bool:
+        return self._move.done or self._move.pending_count < self._before
+
+
+class Restorer:
+    """Carries out restores. Event-loop owned."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def restore(self, session: Session, batches: list[BlockBatch], options: RestoreOptions) -> AsyncIterator[tuple[int, int, Answer]]:
+        """Yield (first, stop, answer): outcomes of the request's blocks first..stop-1 are final in `answer`. The last yield has its uses and times.
+
+        Raises errors of offloadd.errors before the first yield when nothing could be tried.
+        """
+        core = self._core
+        started_ns = clock.monotonic_ns()
+        refuse_expired(options.deadline_s)
+        path = core.refuse_path(options.path, require=options.require_path, allowed=(Path.DDR, Path.HOST), what="a restore to device host")
+        number, active = core.begin(session, options.request_id)
+        try:
+            count = sum(batch.indices.shape[0] for batch in batches)
+            answer = Answer.of(count)
+            await self._wait_in_flight(batches, options.deadline_s, active)
+            work = self._plan(batches, path, options, answer)
+            told = 0
+            while work is not None:
+                move = work.move
+                while True:
+                    stopped = await core.wait_for(move, active, options.deadline_s, _Progress(move))
+                    self._settle(work, answer, stopped, session, options)
+                    stop = told + int(np.argmin(np.append(answer.status[told:] != 0, False)))
+                    if stop > told and stop < count:
+                        yield told, stop, answer
+                        told = stop
+                    if move.done or stopped != Reason.NONE:
+                        break
+                self._add_uses(answer, move)
+                work = await self._second_try(work, batches, options, answer) if stopped == Reason.NONE else None
+            assert (answer.status != 0).all(), "a block without an outcome"
+        finally:
+            core.end(number)
+        answer.clock.total_ns = clock.monotonic_ns() - started_ns
+        self._count(answer)
+        yield told, count, answer
+
+    # -- planning --------------------------------------------------------------------------------------------------------------------
+
+    async def _wait_in_flight(self, batches: list[BlockBatch], deadline_s: float, active: Active) -> None:
+        """A block whose evict was answered COPIED but is not published yet is not missing: wait until that evict is over."""
+        core = self._core
+        if not core.in_flight:
+            return
+        events = {
+            id(event): event
+            for batch in batches
+            for key in batch.keys[core.catalog.lookup(batch.keys) == 0].tolist()
+            if (event := core.in_flight.get(key)) is not None
+        }
+        for event in events.values():
+            while not event.is_set() and active.stop_reason == Reason.NONE:
+                left_s = deadline_s - clock.monotonic_s()
+                if left_s <= 0:
+                    active.stop(Reason.DEADLINE)
+                    return
+                try:
+                    async with asyncio.timeout(min(left_s, 0.05)):
+                        await event.wait()
+                except TimeoutError:
+                    continue
+
+    def _plan(self, batches: list[BlockBatch], path: Path, options: RestoreOptions, answer: Answer) -> _Round | None:
+        core = self._core
+        planned: list[tuple[Region, BlockBatch, Sources, npt.NDArray[np.bool_]]] = []
+        # All regions first: one that is gone must not leave the others' blocks pinned.
+        regions = [core.regions.by_number(batch.region) for batch in batches]
+        for region, batch in zip(regions, batches, strict=True):
+            sources = core.catalog.plan_restore(batch.keys)
+            if path != Path.AUTO:
+                sources = self._by_path(sources, path)
+            usable = (sources.rows > 0) & (sources.payload_bytes == region.payload_bytes) & self._reachable(sources)
+            core.catalog.unpin(sources.rows[~usable])
+            answer.set(batch.positions[~usable], RestoreStatus.NOT_FOUND)
+            core.counters["restore_misses"] += int((~usable).sum())
+            planned.append((region, batch, sources, usable))
+        count = sum(int(usable.sum()) for *_, usable in planned)
+        if count == 0:
+            return None
+        move = core.new_move(count)
+        work = _Round(move=move, numbers=np.zeros(count, np.uint32), rows=np.zeros(count, np.uint32), from_volume=np.zeros(count, np.bool_))
+        first = 0
+        for region, batch, sources, usable in planned:
+            first = self._send(work, first, region, batch, sources, usable, options)
+        work.finish = core.spawn(self._finish(work))
+        return work
+
+    def _by_path(self, sources: Sources, path: Path) -> Sources:
+        """The copy that the asked-for path reads where there is one; blocks that have only the other copy keep it, unless the path is required."""
+        wanted = self._core.catalog.arena_sources(sources.rows) if path == Path.DDR else self._core.catalog.volume_sources(sources.rows)
+        use = wanted.rows > 0
+        return Sources(
+            rows=sources.rows,
+            volume=np.where(use, wanted.volume, sources.volume).astype(np.int16),
+            slab=np.where(use, wanted.slab, sources.slab).astype(np.uint32),
+            slot=np.where(use, wanted.slot, sources.slot).astype(np.uint32),
+            payload_bytes=sources.payload_bytes,
+            checksum=sources.checksum,
+        )
+
+    def _reachable(self, sources: Sources) -> npt.NDArray[np.bool_]:
+        core = self._core
+        reachable = np.ones(sources.rows.shape[0], dtype=np.bool_)
+        for volume in np.unique(sources.volume[(sources.rows > 0) & (sources.volume >= 0)]):
+            if int(volume) not in core.volume_lanes:
+                reachable &= sources.volume != volume
+        return reachable
+
+    def _send(
+        self, work: _Round, first: int, region: Region, batch: BlockBatch, sources: Sources, usable: npt.NDArray[np.bool_], options: RestoreOptions
+    ) -> int:
+        """Queue the jobs of one batch, lane by lane, in the order of the request."""
+        core = self._core
+        chosen = np.flatnonzero(usable)
+        stop = first + chosen.shape[0]
+        numbers = np.arange(first, stop, dtype=np.uint32)
+        work.numbers[first:stop] = batch.positions[chosen]
+        work.rows[first:stop] = sources.rows[chosen]
+        work.from_volume[first:stop] = sources.volume[chosen] >= 0
+        for volume in np.unique(sources.volume[chosen]):
+            mine = sources.volume[chosen] == volume
+            index = chosen[mine]
+            blocks = new_blocks(index.shape[0])
+            blocks["region"] = region.number
+            blocks["block_index"] = batch.indices[index]
+            blocks["payload_bytes"] = region.payload_bytes
+            blocks["key"] = batch.keys[index]
+            blocks["position"] = numbers[mine]
+            if volume < 0:
+                assert core.arena_lane is not None
+                slot_bytes = align_up(region.payload_bytes, SECTOR_BYTES)
+                blocks["arena_offset"] = core.arena_offsets(sources.slab[index], sources.slot[index], slot_bytes)
+                blocks["checksum"] = sources.checksum[index]
+                core.send_jobs(core.arena_lane, work.move, Operation.ARENA_RESTORE, blocks, slot_bytes=slot_bytes, deadline_s=options.deadline_s)
+            else:
+                numbers_of = np.full(index.shape[0], region.namespace.number, dtype=np.uint16)
+                core.fill_sources(blocks, int(volume), sources.slab[index], sources.slot[index], numbers_of)
+                lane = core.volume_lanes[int(volume)]
+                core.send_jobs(lane, work.move, Operation.RESTORE, blocks, slot_bytes=region.slot_bytes, deadline_s=options.deadline_s)
+        return stop
+
+    # -- outcomes --------------------------------------------------------------------------------------------------------------------
+
+    def _settle(self, work: _Round, answer: Answer, stopped: Reason, session: Session, options: RestoreOptions) -> None:
+        """Enter the outcomes that are final. A bad copy with another one beside it stays open for the second try."""
+        core = self._core
+        move = work.move
+        reasons = move.reasons
+        open_blocks = answer.status[work.numbers] == 0
+        good = open_blocks & (reasons == 0)
+        answer.set(work.numbers[good], RestoreStatus.RESTORED, 0, np.where(work.from_volume[good], int(Tier.VOLUME), int(Tier.ARENA)))
+        if options.consume and good.any():
+            core.catalog.holds.release(session.instance.ordinal, work.rows[good])
+        bad = open_blocks & np.isin(reasons, _BAD_COPY)
+        if stopped != Reason.NONE:
+            answer.set(work.numbers[bad], RestoreStatus.DATA_LOSS, reasons[bad])
+        failed = open_blocks & (reasons != 0) & (reasons != PENDING) & ~bad
+        answer.set(work.numbers[failed], RestoreStatus.FAILED, reasons[failed])
+        if stopped != Reason.NONE:
+            late = (answer.status[work.numbers] == 0) & (reasons == PENDING)
+            answer.set(work.numbers[late], RestoreStatus.QUARANTINED if move.quarantined else RestoreStatus.FAILED, int(stopped))
+
+    async def _second_try(self, work: _Round, batches: list[BlockBatch], options: RestoreOptions, answer: Answer) -> _Round | None:
+        """Read the other copy of blocks whose first one was bad; DATA_LOSS for those that have none left."""
+        await asyncio.shield(work.finish)
+        bad = np.isin(work.move.reasons, _BAD_COPY) & (answer.status[work.numbers] == 0)
+        if not bad.any():
+            return None
+        positions, reasons = work.numbers[bad], work.move.reasons[bad]
+        again = []
+        for batch in batches:
+            mine = np.isin(batch.positions, positions)
+            if mine.any():
+                again.append(BlockBatch(batch.region, batch.indices[mine], batch.keys[mine], batch.positions[mine]))
+        retry = self._plan(again, Path.AUTO, options, answer)
+        lost = answer.status[positions] == RestoreStatus.NOT_FOUND
+        answer.set(positions[lost], RestoreStatus.DATA_LOSS, reasons[lost])
+        self._core.counters["restore_second_tries"] += int((~lost).sum())
+        return retry
+
+    async def _finish(self, work: _Round) -> None:
+        """When every block has a result: unpin, and drop the copies that turned out bad."""
+        core = self._core
+        await work.move.finished.wait()
+        core.mover.forget_move(work.move.number)
+        core.catalog.unpin(work.rows)
+        bad = np.isin(work.move.reasons, _BAD_COPY)
+        for volume in (False, True):
+            rows = work.rows[bad & (work.from_volume == volume)]
+            if rows.shape[0]:
+                core.catalog.lose(rows, volume=volume)
+                core.counters["copies_lost"] += rows.shape[0]
+
+    def _add_uses(self, answer: Answer, move: Move) -> None:
+        answer.clock.add(move.clock)
+        for use in move.uses.values():
+            known = next((one for one in answer.uses if (one.tier, one.path) == (use.tier, use.path)), None)
+            if known is None:
+                answer.uses.append(use)
+            else:
+                known.block_count += use.block_count
+                known.payload_bytes += use.payload_bytes
+                known.io_bytes += use.io_bytes
+
+    def _count(self, answer: Answer) -> None:
+        core = self._core
+        for status in np.unique(answer.status):
+            mine = answer.status == status
+            name = RestoreStatus(int(status)).name.lower()
+            core.counters[f"restore_blocks_{name}"] += int(mine.sum())
+            for tier in np.unique(answer.tier[mine]):
+                core.observer.blocks("restore", name, Tier(int(tier)), int((mine & (answer.tier == tier)).sum()))
+        core.observer.request_done("restore", answer)
+        if len(answer.uses) == 1:
+            use = answer.uses[0]
+            core.bandwidths.measured("restore", use.tier, use.path, use.payload_bytes, answer.clock.total_ns / 1e9)

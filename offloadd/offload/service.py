@@ -1,0 +1,357 @@
+"""The daemon's use cases behind one door: sessions, regions, moves, lookups, administration."""
+
+import asyncio
+import contextlib
+import os
+from dataclasses import dataclass, field
+
+import structlog
+
+from offloadd import clock
+from offloadd.catalog.catalog import Catalog
+from offloadd.errors import InvalidRequest, OffloaddError, PathUnavailable, Unavailable, UnknownRegion
+from offloadd.memory.memfd import create_sealed
+from offloadd.model.enums import Path, Reason, Tier
+from offloadd.model.namespace import Namespace
+from offloadd.model.region import Layout
+from offloadd.offload.core import Core, Observer
+from offloadd.offload.events import Events
+from offloadd.offload.evict import Evictor
+from offloadd.offload.lanes import Lane
+from offloadd.offload.lookup import Lookups
+from offloadd.offload.mover_link import ArenaMapping, LaneSpec, MoverLink
+from offloadd.offload.namespaces import NamespaceEntry, Namespaces
+from offloadd.offload.regions import Region, Regions, namespace_fields, refuse_device
+from offloadd.offload.restore import Restorer
+from offloadd.offload.sessions import Session, SessionTable
+from offloadd.offload.spill import Spiller
+from offloadd.offload.volume_link import VolumeLink, VolumeOptions
+from offloadd.scheduler.lane_queue import LaneQueue
+from offloadd.units import align_up
+
+log = structlog.get_logger()
+
+ARENA_LANE = 0
+#: How often expired holds are ended.
+EXPIRY_PERIOD_S = 0.5
+#: Rows of a dropped namespace that go in one turn of the event loop.
+DROP_BATCH = 4096
+#: A volume that does not answer within this time at start is served later, when it does: start-up does not wait for it.
+VOLUME_OPEN_WAIT_S = 2.0
+DRAIN_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadSettings:
+    """Plain values from the configuration; bytes, seconds and counts."""
+
+    arena_bytes: int
+    arena_slab_bytes: int
+    arena_huge_pages: str
+    volumes: tuple[VolumeOptions, ...]
+    lane_threads: int
+    staging_slot_bytes: int
+    verify_target: int
+    restore_bytes_in_flight: int
+    evict_slices_in_flight: int
+    index_capacity: int
+    sessions_max: int
+    memories_per_session_max: int
+    regions_per_session_max: int
+    planes_per_region_max: int
+    payload_bytes_max: int
+    requests_max: int
+    requests_per_session_max: int
+    keep_grace_s: float
+    mover_module: str = "offloadd.mover.main"
+    verify: bool = True
+
+
+@dataclass(slots=True)
+class ArenaMemory:
+    """The arena's memfd."""
+
+    fd: int
+    arena_bytes: int
+    pages: str
+
+
+@dataclass(slots=True)
+class Offload:
+    """All use cases. Owned by the event-loop thread."""
+
+    settings: OffloadSettings
+    observer: Observer
+    core: Core = field(init=False)
+    sessions: SessionTable = field(init=False)
+    events: Events = field(default_factory=Events)
+    evictor: Evictor = field(init=False)
+    restorer: Restorer = field(init=False)
+    lookups: Lookups = field(init=False)
+    spiller: Spiller = field(init=False)
+    arena: ArenaMemory | None = None
+    ready_s: float = 0.0
+    _expiry: "asyncio.Task[None] | None" = None
+    _drained: "asyncio.Task[int] | None" = None
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self.sessions = SessionTable(sessions_max=settings.sessions_max, memories_per_session_max=settings.memories_per_session_max, on_end=self._session_ended)
+        mover = MoverLink(
+            device="host",
+            module=settings.mover_module,
+            # glibc copies through the cache up to three quarters of the last-level cache; staging copies are better off streaming: 5.7 → 8.9 GB/s.
+            environment={"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x40000", "OMP_NUM_THREADS": "1"},
+        )
+        self.core = Core(
+            catalog=Catalog(capacity=settings.index_capacity, on_event=self.events.publish),
+            namespaces=Namespaces(),
+            regions=Regions(
+                self.sessions,
+                regions_per_session_max=settings.regions_per_session_max,
+                planes_per_region_max=settings.planes_per_region_max,
+                payload_bytes_max=settings.payload_bytes_max,
+            ),
+            mover=mover,
+            observer=self.observer,
+            arena_slab_bytes=settings.arena_slab_bytes,
+            requests_max=settings.requests_max,
+            requests_per_session_max=settings.requests_per_session_max,
+            verify_target=settings.verify_target,
+            verify=settings.verify,
+        )
+        self.spiller = Spiller(self.core)
+        self.evictor = Evictor(self.core, self.spiller)
+        self.restorer = Restorer(self.core)
+        self.lookups = Lookups(self.core)
+
+    # -- life ------------------------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the mover and the keepers. Returns when what works can be served; a volume that does not answer in time joins later."""
+        settings = self.settings
+        arena = self._make_arena()
+        self.core.mover.start(arena)
+        if arena is not None:
+            lane = self._lane(ARENA_LANE, "arena", Tier.ARENA, Path.DDR)
+            self.core.arena_lane = lane
+            self.core.mover.add_lane(LaneSpec(lane=lane, thread_count=settings.lane_threads, staging_slot_bytes=settings.staging_slot_bytes))
+        for options in settings.volumes:
+            link = VolumeLink(
+                options,
+                catalog=self.core.catalog,
+                namespaces=self.core.namespaces,
+                keep_until_s=self._recovered_keep_until_s,
+                on_opened=self._volume_opened,
+            )
+            self.core.volumes.append(link)
+            link.start()
+        if self.core.volumes:
+            waiters = [asyncio.ensure_future(volume.settled.wait()) for volume in self.core.volumes]
+            _, late = await asyncio.wait(waiters, timeout=VOLUME_OPEN_WAIT_S)
+            for waiter in late:
+                waiter.cancel()
+            for volume in self.core.volumes:
+                if volume.state == "opening":
+                    log.warning("volume does not answer; serving without it until it does", volume=volume.options.path, waited_s=VOLUME_OPEN_WAIT_S)
+        await self.core.mover.lanes_ready()
+        self.ready_s = clock.monotonic_s()
+        self._expiry = asyncio.get_running_loop().create_task(self._expire_holds())
+
+    def _recovered_keep_until_s(self) -> float:
+        return (self.ready_s or clock.monotonic_s()) + self.settings.keep_grace_s
+
+    def _make_arena(self) -> ArenaMapping | None:
+        settings = self.settings
+        if settings.arena_bytes == 0:
+            return None
+        fd, pages = -1, ""
+        if settings.arena_huge_pages != "never":
+            with contextlib.suppress(OSError):
+                fd, pages = create_sealed("offloadd-arena", settings.arena_bytes, huge=True), "hugetlb 2 MiB"
+        if fd < 0:
+            if settings.arena_huge_pages == "require":
+                raise Unavailable(
+                    f'arena: {settings.arena_bytes} bytes of 2 MiB huge pages are not free (vm.nr_hugepages); set arena.huge_pages to "auto" to do without'
+                )
+            fd, pages = create_sealed("offloadd-arena", settings.arena_bytes), "4 KiB, transparent huge pages advised"
+        self.arena = ArenaMemory(fd=fd, arena_bytes=settings.arena_bytes, pages=pages)
+        slab_bytes = settings.arena_slab_bytes
+        self.core.catalog.add_arena(slab_count=settings.arena_bytes // slab_bytes, slot_count_for=lambda slot_bytes: slab_bytes // slot_bytes)
+        return ArenaMapping(fd=fd, arena_bytes=settings.arena_bytes, huge_pages=settings.arena_huge_pages != "never")
+
+    def _lane(self, number: int, name: str, tier: Tier, path: Path) -> Lane:
+        settings = self.settings
+        # One slice a thread is what a restore may have to wait for; evict jobs are no longer than that.
+        write_bytes = settings.evict_slices_in_flight * settings.staging_slot_bytes
+        return Lane(
+            number=number,
+            name=name,
+            tier=tier,
+            path=path,
+            queue=LaneQueue(
+                restore_bytes_in_flight=settings.restore_bytes_in_flight,
+                # The arena has no device behind it that a restore could wait for; more in flight keeps its threads busy.
+                evict_bytes_in_flight=write_bytes if tier == Tier.VOLUME else settings.restore_bytes_in_flight,
+                evict_share=8,
+            ),
+            read_bytes_max=settings.restore_bytes_in_flight // 2,
+            write_bytes_max=write_bytes,
+        )
+
+    def _volume_opened(self, volume: VolumeLink) -> None:
+        self.core.spawn(self._serve_volume(volume))
+
+    async def _serve_volume(self, volume: VolumeLink) -> None:
+        opened = volume.opened
+        assert opened is not None
+        settings = self.settings
+        lane = self._lane(1 + volume.ordinal, volume.options.path, Tier.VOLUME, Path.HOST)
+        self.core.mover.add_lane(
+            LaneSpec(
+                lane=lane,
+                thread_count=volume.options.io_threads,
+                staging_slot_bytes=settings.staging_slot_bytes,
+                fds=volume.fds,
+                volume_uuid=opened.volume_uuid,
+                slab_bytes=opened.slab_bytes,
+                data_offset=opened.data_offset,
+            )
+        )
+        self.core.volume_lanes[volume.ordinal] = lane
+        for entry in self.core.namespaces.entries:
+            if entry.tenant and not entry.dropped:
+                await self._add_namespace(volume, entry)
+
+    async def _expire_holds(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRY_PERIOD_S)
+            self.core.catalog.holds.expire(clock.monotonic_s())
+
+    async def drain(self) -> int:
+        """Stop taking work, answer what runs, spill held arena blocks to volumes, close the volumes. Returns the blocks spilled. Idempotent."""
+        if self._drained is None:
+            self._drained = asyncio.get_running_loop().create_task(self._drain())
+        return await asyncio.shield(self._drained)
+
+    async def _drain(self) -> int:
+        self.core.draining = True
+        spilled = 0
+        try:
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                await self.core.idle()
+                task = self.spiller.spill(self.core.catalog.arena_only(held=True))
+                if task is not None:
+                    spilled = await task
+        except TimeoutError:
+            log.warning("drain timed out; blocks in the arena are lost", timeout_s=DRAIN_TIMEOUT_S, waiting=len(self.core.active))
+        for volume in self.core.volumes:
+            await volume.close(timeout_s=DRAIN_TIMEOUT_S)
+        return spilled
+
+    async def stop(self) -> None:
+        """Drain, then end the mover."""
+        await self.drain()
+        if self._expiry is not None:
+            self._expiry.cancel()
+        await self.core.mover.process.stop(timeout_s=5.0)
+        if self.arena is not None:
+            os.close(self.arena.fd)
+
+    # -- sessions and regions --------------------------------------------------------------------------------------------------------
+
+    def _session_ended(self, session: Session) -> None:
+        self.core.regions.forget_session(session)
+        for active in self.core.active.values():
+            if active.session is session:
+                active.stop(Reason.CANCELLED)
+        if not session.instance.sessions:
+            released = self.core.catalog.holds.release_all(session.instance.ordinal)
+            log.info("engine instance ended", instance=session.instance.name, tenant=session.tenant, released=released)
+
+    async def register_region(
+        self, session: Session, *, device: str, layout: Layout, memory_ids: tuple[bytes, ...], cache_group: int, namespace: Namespace
+    ) -> Region:
+        """Map engine memory; see the protocol for what holds and which errors there are."""
+        refuse_device(device, ("host",))
+        if namespace.codec:
+            raise InvalidRequest(f"namespace.codec is {namespace.codec!r}; this version stores blocks as they are and accepts only an empty codec")
+        self.core.regions.check(session, layout, memory_ids)
+        entry = self.core.namespaces.enter(namespace.id())
+        entry.tenant, entry.fields, entry.dropped = namespace.tenant, namespace_fields(namespace), False
+        for volume in self.core.serving_volumes():
+            await self._add_namespace(volume, entry)
+        region = await self.core.regions.add(session, self.core.mover, layout, memory_ids, cache_group, entry)
+        for volume in self.core.serving_volumes():
+            volume.pool.prepare(region.slot_bytes)
+            volume.grant_wishes()
+        return region
+
+    async def _add_namespace(self, volume: VolumeLink, entry: NamespaceEntry) -> None:
+        try:
+            await volume.add_namespace(entry)
+        except OffloaddError as error:
+            # The volume does not take this namespace's blocks; the others and the arena do.
+            log.warning("volume does not take the namespace", volume=volume.options.path, namespace=entry.namespace_id.hex()[:16], error=str(error))
+
+    async def unregister_region(self, session: Session, region_id: bytes) -> None:
+        """Unmap a region. Idempotent."""
+        with contextlib.suppress(UnknownRegion):
+            await self.core.regions.remove(self.core.regions.find(session, region_id))
+
+    # -- administration --------------------------------------------------------------------------------------------------------------
+
+    async def drop_namespace(self, namespace_id: bytes) -> int:
+        """Forget a namespace's blocks now and for ever. Raises `UnknownRegion`-like errors when it is not known, `Unavailable` if a volume can't be told."""
+        entry = self.core.namespaces.find(namespace_id)
+        if entry is None:
+            raise UnknownRegion(f"no namespace has id {namespace_id.hex()}")
+        entry.dropped = True
+        rows = self.core.catalog.rows_of_namespace(entry.number)
+        for first in range(0, rows.shape[0], DROP_BATCH):
+            batch = rows[first : first + DROP_BATCH]
+            # Rows may have gone, and their numbers been reused, while other work ran between two batches.
+            self.core.catalog.drop(batch[self.core.catalog.namespaces_of(batch) == entry.number])
+            await asyncio.sleep(0)
+        failures = []
+        for volume in self.core.volumes:
+            if volume.ordinal in entry.on_volumes:
+                try:
+                    await volume.drop_namespace(entry)
+                except OffloaddError as error:
+                    failures.append(f"{volume.options.path}: {error}")
+        if failures:
+            raise Unavailable("not every volume could be told of the drop; repeat: " + "; ".join(failures))
+        return int(rows.shape[0])
+
+    def way_notes(self) -> list[tuple[Tier, Path, bool, str]]:
+        """Every (tier, path) pair with whether it works on this node, and why not."""
+        volume = bool(self.core.serving_volumes())
+        no_volume = "" if volume else "no volume is serving"
+        arena = self.core.arena_lane is not None
+        no_device = "no CUDA device"
+        return [
+            (Tier.ARENA, Path.DDR, arena, "" if arena else "arena.arena_bytes is 0"),
+            (Tier.VOLUME, Path.HOST, volume, no_volume),
+            (Tier.VOLUME, Path.BOUNCE, False, no_device),
+            (Tier.VOLUME, Path.GDS, False, no_device),
+        ]
+
+    def payload_bytes_max(self) -> int:
+        """Longest block that can be stored."""
+        return self.settings.payload_bytes_max
+
+    def refuse_draining(self) -> None:
+        """Raise `Unavailable` while the daemon drains."""
+        if self.core.draining:
+            raise Unavailable("the daemon is draining; repeat when it is back")
+
+    def refuse_no_tier(self) -> None:
+        """Raise `PathUnavailable` when there is nowhere to store anything."""
+        if self.core.arena_lane is None and not self.core.volumes:
+            raise PathUnavailable("no tier is configured: arena.arena_bytes is 0 and there is no [[volume]]")
+
+
+def arena_bytes_rounded(arena_bytes: int, slab_bytes: int) -> int:
+    """The arena in whole slabs, at least one unless it is 0."""
+    return align_up(arena_bytes, slab_bytes) if arena_bytes else 0

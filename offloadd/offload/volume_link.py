@@ -1,0 +1,371 @@
+"""The front's end of one volume: its keeper process, its state, and the catalog's pool that its slabs make up.
+
+opening ──VolumeOpened──▶ recovering ──ScanFinished──▶ serving         opening ──Failed──▶ failed
+"""
+
+import asyncio
+import itertools
+import os
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+
+from offloadd import clock, errors
+from offloadd.catalog.catalog import Catalog
+from offloadd.catalog.pool import Pool, Slab, SlabState
+from offloadd.errors import OffloaddError, Unavailable
+from offloadd.keeper.messages import (
+    SUMMARY_RECORDS_MAX,
+    AddNamespace,
+    Answer,
+    CloseSlab,
+    CloseVolume,
+    CutSlab,
+    Done,
+    DropNamespace,
+    Failed,
+    Inventory,
+    NamespaceAdded,
+    OpenSlab,
+    OpenVolume,
+    Recovered,
+    ScanFinished,
+    SlabInfo,
+    SlabReady,
+    SummaryPart,
+    VolumeOpened,
+)
+from offloadd.model.slots import FLAG_KEEP
+from offloadd.offload.namespaces import NamespaceEntry, Namespaces
+from offloadd.offload.processes import WorkerProcess
+from offloadd.tiers.format import SUMMARY_DTYPE, slot_count_for
+
+log = structlog.get_logger()
+
+#: Open slabs above `open_slabs` are closed one after the other; a pause between failures keeps a sick volume from being asked all the time.
+CLOSE_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeOptions:
+    """What the configuration says of one volume."""
+
+    path: str
+    io_threads: int
+    open_slabs: int
+    prewrite: bool
+
+
+class VolumeLink:
+    """One volume, kept open by its keeper. Event-loop owned.
+
+    `on_opened(self)`: geometry and descriptors are known; lanes may be added. `keep_until_s()`: until when recovered keeps stay.
+    """
+
+    def __init__(
+        self,
+        options: VolumeOptions,
+        *,
+        catalog: Catalog,
+        namespaces: Namespaces,
+        keep_until_s: Callable[[], float],
+        on_opened: Callable[["VolumeLink"], None],
+    ) -> None:
+        self.options = options
+        self.state = "opening"
+        self.failure = ""
+        self.opened: VolumeOpened | None = None
+        self.ordinal = -1
+        self.fds: tuple[int, ...] = ()
+        self.scan: ScanFinished | None = None
+        self.recovered_blocks = 0
+        #: Set and replaced whenever a slab became ready, or could not: waiting evicts look again.
+        self.slabs_changed = asyncio.Event()
+        self.settled = asyncio.Event()
+        self.process: WorkerProcess[Answer] = WorkerProcess(
+            name=f"keeper {options.path}",
+            module="offloadd.keeper.main",
+            incoming=Answer,
+            on_start=self._open,
+            on_message=self._on_answer,
+            on_lost=self._on_lost,
+        )
+        self._catalog = catalog
+        self._namespaces = namespaces
+        self._keep_until_s = keep_until_s
+        self._on_opened = on_opened
+        self._tickets = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._dirty: dict[int, bool] = {}
+        self._by_ordinal: dict[int, NamespaceEntry] = {}
+        self._started_s = 0.0
+        self.recovery_s = 0.0
+
+    # -- what callers ask ------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Spawn the keeper, which opens the volume."""
+        self._started_s = clock.monotonic_s()
+        self.process.start()
+
+    @property
+    def serving(self) -> bool:
+        """Whether blocks may be read and written (also while it is still being scanned)."""
+        return self.state in ("recovering", "serving")
+
+    @property
+    def pool(self) -> Pool:
+        """The catalog's pool of this volume; only after it was opened."""
+        return self._catalog.volumes[self.ordinal]
+
+    def nonce(self, slab: int) -> bytes:
+        """The nonce of a cut slab."""
+        return self.pool.slabs[slab].nonce
+
+    async def add_namespace(self, entry: NamespaceEntry) -> None:
+        """Make sure that the namespace stands in the volume's table. Raises an error of offloadd.errors if it can't be entered."""
+        if self.ordinal in entry.on_volumes:
+            return
+        answer = await self._ask(AddNamespace(ticket=self._ticket(), namespace_id=entry.namespace_id, tenant=entry.tenant, fields=entry.fields))
+        assert isinstance(answer, NamespaceAdded)
+        entry.on_volumes[self.ordinal] = (answer.ordinal, answer.epoch)
+
+    async def drop_namespace(self, entry: NamespaceEntry) -> None:
+        """Drop it, synced."""
+        await self._ask(DropNamespace(ticket=self._ticket(), namespace_id=entry.namespace_id))
+        entry.on_volumes.pop(self.ordinal, None)
+
+    def grant_wishes(self) -> None:
+        """Have the keeper do what the pool asked for since the last call, and close slabs beyond the limit."""
+        for wish in self.pool.take_wishes():
+            self._spawn(self._prepare(wish.slab, wish.slot_bytes))
+        slab = self.pool.next_to_close()
+        if slab is not None and self.serving:
+            self.pool.closing(slab)
+            self._spawn(self._close_slab(slab))
+
+    async def close(self, *, timeout_s: float) -> None:
+        """Write the summaries of all open slabs, so that the next start scans nothing, and end the keeper."""
+        if self.process.alive and self.serving:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    if self._tasks:
+                        await asyncio.wait(self._tasks)
+                    for slab in self.pool.open_slabs():
+                        if slab.reserved_count == 0:
+                            self.pool.closing(slab)
+                            await self._close_slab(slab)
+                    self.process.expect_exit()
+                    await self._ask(CloseVolume(ticket=self._ticket()))
+            except (TimeoutError, OffloaddError) as error:
+                log.warning("volume not closed cleanly; the next start scans its open slabs", volume=self.options.path, error=str(error) or "timed out")
+        await self.process.stop(timeout_s=2.0)
+        for fd in self.fds:
+            os.close(fd)
+        self.fds = ()
+
+    # -- slabs -----------------------------------------------------------------------------------------------------------------------
+
+    async def _prepare(self, slab: int, slot_bytes: int) -> None:
+        ticket = self._ticket()
+        request = CutSlab(ticket=ticket, slab=slab, slot_bytes=slot_bytes) if slot_bytes else OpenSlab(ticket=ticket, slab=slab)
+        try:
+            answer = await self._ask(request)
+        except OffloaddError as error:
+            log.warning("slab can't be opened", volume=self.options.path, slab=slab, error=str(error))
+            self.pool.failed(slab, cut=bool(slot_bytes))
+        else:
+            assert isinstance(answer, SlabReady)
+            self.pool.ready(slab, answer.nonce)
+        self._wake()
+        self.grant_wishes()
+
+    async def _close_slab(self, slab: Slab) -> None:
+        try:
+            for part in self._summary(slab):
+                self.process.send(part)
+            await self._ask(CloseSlab(ticket=self._ticket(), slab=slab.index))
+        except OffloaddError as error:
+            log.warning("slab can't be closed; it stays open", volume=self.options.path, slab=slab.index, error=str(error))
+            await asyncio.sleep(CLOSE_RETRY_S)
+            self.pool.closed(slab.index, clean=False)
+        else:
+            self.pool.closed(slab.index, clean=True)
+        self._wake()
+
+    def _summary(self, slab: Slab) -> list[SummaryPart]:
+        records = np.zeros(slab.slot_count, dtype=SUMMARY_DTYPE)
+        records["generation"] = slab.generations
+        live = np.flatnonzero(slab.rows)
+        keys, payload_bytes, numbers, kept = self._catalog.describe(slab.rows[live])
+        places = np.array([self._namespaces.by_number(int(number)).on_volumes.get(self.ordinal, (0, 0)) for number in numbers], dtype=np.uint32)
+        records["key"][live] = keys
+        records["payload_bytes"][live] = payload_bytes
+        records["flags"][live] = kept
+        if live.shape[0]:
+            records["namespace_ordinal"][live] = places[:, 0]
+            records["namespace_epoch"][live] = places[:, 1]
+        return [
+            SummaryPart(slab=slab.index, first=first, records=records[first : first + SUMMARY_RECORDS_MAX].tobytes())
+            for first in range(0, slab.slot_count, SUMMARY_RECORDS_MAX)
+        ]
+
+    def _wake(self) -> None:
+        changed, self.slabs_changed = self.slabs_changed, asyncio.Event()
+        changed.set()
+
+    # -- the keeper ------------------------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self.process.send(
+            OpenVolume(ticket=0, path=self.options.path, io_threads=self.options.io_threads, prewrite=self.options.prewrite, recover=self.opened is None),
+            self.fds,
+        )
+
+    def _on_answer(self, answer: Answer, fds: list[int]) -> None:
+        match answer:
+            case VolumeOpened():
+                self._on_volume_opened(answer, fds)
+            case Inventory():
+                if self.state == "opening":
+                    self._adopt(answer)
+            case Recovered():
+                if self.state == "recovering":
+                    self._recover(answer)
+            case ScanFinished():
+                self._on_scan_finished(answer)
+            case Failed(ticket=0):
+                self._fail(answer)
+            case Done() | Failed() | NamespaceAdded() | SlabReady():
+                future = self._waiting.pop(answer.ticket, None)
+                if future is not None and not future.done():
+                    future.set_result(answer)
+
+    def _on_volume_opened(self, answer: VolumeOpened, fds: list[int]) -> None:
+        if self.opened is not None:
+            # A keeper that was started again: we know all it could tell, and hold the descriptors that it adopted.
+            for fd in fds:
+                os.close(fd)
+            return
+        self.opened = answer
+        self.fds = tuple(fds)
+        self.ordinal = self._catalog.add_volume(
+            slab_count=answer.slab_count,
+            slot_count_for=lambda slot_bytes: slot_count_for(answer.slab_bytes, slot_bytes),
+            open_slabs_max=self.options.open_slabs,
+        )
+
+    def _adopt(self, inventory: Inventory) -> None:
+        for namespace in inventory.namespaces:
+            self._namespaces.enter(namespace.namespace_id).on_volumes[self.ordinal] = (namespace.ordinal, namespace.epoch)
+        for slab in inventory.slabs:
+            self._adopt_slab(slab)
+        if not inventory.last:
+            return
+        self.state = "recovering"
+        self._by_ordinal = self._namespaces.by_volume_ordinal(self.ordinal)
+        assert self.opened is not None
+        log.info(
+            "volume is open",
+            volume=self.options.path,
+            uuid=self.opened.volume_uuid.hex(),
+            slabs=self.opened.slab_count,
+            cut=self.pool.cut_count,
+            file_system=self.opened.file_system,
+            direct_io=self.opened.direct_io or self.opened.direct_io_note,
+        )
+        self._on_opened(self)
+        self.settled.set()
+
+    def _adopt_slab(self, slab: SlabInfo) -> None:
+        self.pool.adopt(slab.slab, slot_bytes=slab.slot_bytes, slot_count=slab.slot_count, nonce=slab.nonce)
+        self._dirty[slab.slab] = slab.dirty
+
+    def _recover(self, part: Recovered) -> None:
+        records = np.frombuffer(part.records, dtype=SUMMARY_DTYPE)
+        slab = self.pool.slabs[part.slab]
+        slab.generations[part.first : part.first + records.shape[0]] = records["generation"]
+        live = np.flatnonzero(records["payload_bytes"])
+        if live.shape[0]:
+            found = records[live]
+            ordinals, inverse = np.unique(found["namespace_ordinal"], return_inverse=True)
+            entries = [self._by_ordinal.get(int(ordinal)) for ordinal in ordinals]
+            numbers = np.array([entry.number if entry is not None else -1 for entry in entries], dtype=np.int32)[inverse]
+            known = numbers >= 0
+            self.recovered_blocks += self._catalog.recover(
+                self.ordinal,
+                part.slab,
+                (live + part.first).astype(np.uint32)[known],
+                found["key"][known],
+                payload_bytes=found["payload_bytes"][known],
+                namespaces=numbers[known],
+                kept=(found["flags"][known] & FLAG_KEEP) != 0,
+                keep_until_s=self._keep_until_s(),
+            )
+        if part.last:
+            self.pool.recovered(part.slab, dirty=self._dirty[part.slab])
+            self._wake()
+
+    def _on_scan_finished(self, scan: ScanFinished) -> None:
+        if self.scan is not None:
+            return
+        self.scan = scan
+        self.state = "serving"
+        self.recovery_s = clock.monotonic_s() - self._started_s
+        log.info(
+            "volume is recovered",
+            volume=self.options.path,
+            blocks=self.recovered_blocks,
+            slabs_from_summary=scan.slabs_from_summary,
+            slabs_scanned=scan.slabs_scanned,
+            header_bytes_read=scan.header_bytes_read,
+            headers_bad=scan.headers_bad,
+            seconds=round(self.recovery_s, 3),
+        )
+        self.grant_wishes()
+
+    def _fail(self, answer: Failed) -> None:
+        if self.opened is not None:
+            log.error("keeper can't go on", volume=self.options.path, error=answer.error)
+            return
+        self.state = "failed"
+        self.failure = answer.error
+        self.process.expect_exit()
+        log.error("volume can't be used; the daemon serves without it", volume=self.options.path, kind=answer.kind, error=answer.error)
+        self.settled.set()
+
+    def _on_lost(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(Unavailable(f"the keeper of {self.options.path} died; repeat"))
+        if self.state == "recovering":
+            # Slabs that were not told whole stay as they are: their blocks are not found until the next start. A fresh keeper does not scan again,
+            # since slots of recovered slabs may have been handed out meanwhile.
+            for slab in self.pool.slabs:
+                if slab.state == SlabState.SCANNING:
+                    self.pool.recovered(slab.index, dirty=self._dirty[slab.index])
+            self.state = "serving"
+
+    def _ticket(self) -> int:
+        return next(self._tickets)
+
+    async def _ask(self, request: AddNamespace | DropNamespace | CutSlab | OpenSlab | CloseSlab | CloseVolume) -> Answer:
+        if not self.process.alive:
+            raise Unavailable(f"the keeper of {self.options.path} is being restarted; repeat")
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[request.ticket] = future
+        self.process.send(request)
+        answer = await future
+        if isinstance(answer, Failed):
+            kind = getattr(errors, answer.kind, errors.VolumeError)
+            raise kind(f"{self.options.path}: {answer.error}") if issubclass(kind, OffloaddError) else errors.VolumeError(answer.error)
+        return answer
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

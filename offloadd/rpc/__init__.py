@@ -1,0 +1,1 @@
+"""What clients reach: the attach socket and the gRPC services."""

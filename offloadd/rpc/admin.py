@@ -1,0 +1,122 @@
+"""The operators' service."""
+
+import os
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from offloadd import __version__, clock
+from offloadd.offload.processes import WorkerProcess
+from offloadd.offload.service import Offload
+from offloadd.offload.volume_link import VolumeLink
+from offloadd.rpc import convert
+from offloadd.rpc.servicer import path_capabilities
+from offloadd.v1 import admin_pb2 as pb
+from offloadd.v1 import admin_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
+    """Serves `offloadd.v1.AdminService`. `counters()` gives (name, value) pairs; `on_drained()` is told after a drain, to end the process."""
+
+    def __init__(self, offload: Offload, *, counters: Callable[[], list[tuple[str, int]]], on_drained: Callable[[], None]) -> None:
+        self._offload = offload
+        self._counters = counters
+        self._on_drained = on_drained
+
+    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
+        """See the protocol."""
+        offload, core = self._offload, self._offload.core
+        workers: list[WorkerProcess[Any]] = [core.mover.process, *(volume.process for volume in core.volumes)]
+        return pb.StatusResponse(
+            version=__version__,
+            pid=os.getpid(),
+            uptime=convert.duration(max(0.0, clock.monotonic_s() - offload.ready_s)),
+            state="DRAINING" if core.draining else "SERVING",
+            sessions=[self._session_status(session) for session in offload.sessions.sessions],
+            arena=self._arena_status(),
+            volumes=[volume_status(volume) for volume in core.volumes],
+            workers=[pb.WorkerStatus(name=worker.name, pid=worker.pid, restart_count=worker.restart_count) for worker in workers],
+            block_count=core.catalog.block_count,
+            block_count_max=core.catalog.index.capacity,
+            held_count=core.catalog.holds.held_count,
+            paths=path_capabilities(offload),
+            counters=[pb.Counter(name=name, value=value) for name, value in self._counters()],
+        )
+
+    def _session_status(self, session: Any) -> pb.SessionStatus:
+        core = self._offload.core
+        regions = core.regions.of_session(session)
+        return pb.SessionStatus(
+            name=session.name,
+            instance=session.instance.name,
+            tenant=session.tenant,
+            pid=session.pid,
+            region_count=len(regions),
+            mapped_bytes=sum(region.mapped_bytes for region in regions),
+            request_count=sum(active.session is session for active in core.active.values()),
+        )
+
+    def _arena_status(self) -> pb.ArenaStatus:
+        arena, pool = self._offload.arena, self._offload.core.catalog.arena
+        if arena is None or pool is None:
+            return pb.ArenaStatus()
+        return pb.ArenaStatus(arena_bytes=arena.arena_bytes, used_bytes=pool.used_bytes, block_count=pool.used_slots, pages=arena.pages)
+
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        """See the protocol."""
+        spilled = await self._offload.drain()
+        self._on_drained()
+        return pb.DrainResponse(spilled_count=spilled)
+
+    async def DropNamespace(self, request: pb.DropNamespaceRequest, context: Context) -> pb.DropNamespaceResponse:
+        """See the protocol."""
+        return pb.DropNamespaceResponse(dropped_count=await self._offload.drop_namespace(request.namespace_id))
+
+    async def Volumes(self, request: pb.VolumesRequest, context: Context) -> pb.VolumesResponse:
+        """See the protocol."""
+        return pb.VolumesResponse(volumes=[volume_status(volume) for volume in self._offload.core.volumes])
+
+    async def WatchEvents(self, request: pb.WatchEventsRequest, context: Context) -> AsyncIterator[pb.WatchEventsResponse]:
+        """See the protocol."""
+        watcher = self._offload.events.watch()
+        try:
+            while True:
+                watcher.wake.clear()
+                while watcher.events:
+                    event = watcher.events.popleft()
+                    yield pb.WatchEventsResponse(
+                        kind=pb.EVENT_KIND_STORED if event.stored else pb.EVENT_KIND_REMOVED,
+                        tier=int(event.tier),  # type: ignore[arg-type]
+                        keys=event.keys,
+                        lost_count=watcher.lost_count,
+                    )
+                await watcher.wake.wait()
+        finally:
+            self._offload.events.unwatch(watcher)
+
+
+def volume_status(volume: VolumeLink) -> pb.VolumeStatus:
+    """The state of one volume."""
+    opened = volume.opened
+    state = f"failed: {volume.failure}" if volume.state == "failed" else volume.state
+    if opened is None:
+        return pb.VolumeStatus(path=volume.options.path, state=state)
+    pool = volume.pool
+    return pb.VolumeStatus(
+        path=volume.options.path,
+        uuid=opened.volume_uuid.hex(),
+        state=state,
+        volume_bytes=opened.volume_bytes,
+        used_bytes=pool.used_bytes,
+        block_count=pool.used_slots,
+        slab_count=opened.slab_count,
+        cut_count=pool.cut_count,
+        open_count=len(pool.open_slabs()),
+        file_system=opened.file_system,
+        direct_io="yes" if opened.direct_io else opened.direct_io_note,
+        scan_header_bytes=volume.scan.header_bytes_read if volume.scan is not None else 0,
+        recovery=convert.duration(volume.recovery_s),
+    )

@@ -1,0 +1,104 @@
+"""The order of jobs on one lane: restores first, evicts in small portions, with a minimum share for evicts.
+
+A lane runs what it was sent in order, so what it has not been sent is what can still be overtaken. Restores are sent ahead up to a window of bytes that keeps
+the lane's threads busy; evicts only as many slices as threads, so that a restore that arrives waits for one slice at most.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class JobClass(IntEnum):
+    """Classes of a lane's jobs, in falling order of precedence."""
+
+    RESTORE = 0
+    EVICT = 1
+    #: Spills and prefetches: nobody waits for them.
+    BACKGROUND = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One job in the queue. `io_bytes` is what it will read or write."""
+
+    job: int
+    job_class: JobClass
+    io_bytes: int
+
+
+class LaneQueue:
+    """Decides which job the lane gets next.
+
+    `restore_bytes_in_flight`: the window of restores sent ahead. `evict_bytes_in_flight`: the window of everything else. While restores wait or run,
+    one evict job is sent for every `evict_share` restore jobs, so that steady restores do not starve evicts for ever.
+    """
+
+    def __init__(self, *, restore_bytes_in_flight: int, evict_bytes_in_flight: int, evict_share: int) -> None:
+        self._windows = {
+            JobClass.RESTORE: restore_bytes_in_flight,
+            JobClass.EVICT: evict_bytes_in_flight,
+            JobClass.BACKGROUND: evict_bytes_in_flight,
+        }
+        self._evict_share = evict_share
+        self._queues: dict[JobClass, deque[Ticket]] = {job_class: deque() for job_class in JobClass}
+        self._in_flight: dict[int, Ticket] = {}
+        self._bytes_in_flight = dict.fromkeys(JobClass, 0)
+        self._restores_since_evict = 0
+
+    def submit(self, ticket: Ticket) -> None:
+        """A job wants to run."""
+        self._queues[ticket.job_class].append(ticket)
+
+    def finish(self, job: int) -> None:
+        """A job that was sent is over. Unknown jobs (a lane that was reset) are ignored."""
+        ticket = self._in_flight.pop(job, None)
+        if ticket is not None:
+            self._bytes_in_flight[ticket.job_class] -= ticket.io_bytes
+
+    def take(self) -> list[int]:
+        """The jobs to send now, in this order."""
+        ready = []
+        while (ticket := self._next()) is not None:
+            self._queues[ticket.job_class].popleft()
+            self._in_flight[ticket.job] = ticket
+            self._bytes_in_flight[ticket.job_class] += ticket.io_bytes
+            self._restores_since_evict = self._restores_since_evict + 1 if ticket.job_class == JobClass.RESTORE else 0
+            ready.append(ticket.job)
+        return ready
+
+    def _next(self) -> Ticket | None:
+        restores = self._queues[JobClass.RESTORE]
+        others = self._queues[JobClass.EVICT] or self._queues[JobClass.BACKGROUND]
+        restores_busy = bool(restores) or self._bytes_in_flight[JobClass.RESTORE] > 0
+        if others and self._fits(others[0]) and (not restores_busy or self._restores_since_evict >= self._evict_share):
+            return others[0]
+        if restores and self._fits(restores[0]):
+            return restores[0]
+        return None
+
+    def _fits(self, ticket: Ticket) -> bool:
+        in_flight = self._bytes_in_flight[ticket.job_class]
+        if ticket.job_class != JobClass.RESTORE:
+            in_flight = self._bytes_in_flight[JobClass.EVICT] + self._bytes_in_flight[JobClass.BACKGROUND]
+        # A job longer than the window runs alone rather than never.
+        return in_flight == 0 or in_flight + ticket.io_bytes <= self._windows[ticket.job_class]
+
+    def drop(self, jobs: set[int]) -> None:
+        """These jobs will not run (expired or cancelled before they were sent)."""
+        for job_class, queue in self._queues.items():
+            self._queues[job_class] = deque(ticket for ticket in queue if ticket.job not in jobs)
+
+    def reset(self) -> list[int]:
+        """The lane is gone: forget everything; returns the jobs that were sent or waited."""
+        lost = [*self._in_flight, *(ticket.job for queue in self._queues.values() for ticket in queue)]
+        self._in_flight.clear()
+        for job_class, queue in self._queues.items():
+            queue.clear()
+            self._bytes_in_flight[job_class] = 0
+        return lost
+
+    @property
+    def waiting_count(self) -> int:
+        """Jobs that have not been sent."""
+        return sum(len(queue) for queue in self._queues.values())

@@ -1,0 +1,40 @@
+"""CRC32C of a whole from the CRCs of its parts, without reading a byte again.
+
+The arithmetic is that of zlib's crc32_combine: appending n bytes to a message multiplies its CRC by x^(8n) modulo the polynomial.
+"""
+
+from functools import lru_cache
+
+#: Castagnoli, bits reflected (RFC 3720).
+_POLYNOMIAL = 0x82F63B78
+_ONE = 1 << 31
+
+
+def _multiply(first: int, second: int) -> int:
+    """Product of two polynomials modulo the CRC's; bit 31 is the constant term."""
+    product = 0
+    bit = _ONE
+    while bit:
+        if first & bit:
+            product ^= second
+        second = (second >> 1) ^ _POLYNOMIAL if second & 1 else second >> 1
+        bit >>= 1
+    return product
+
+
+@lru_cache(maxsize=64)
+def _shift(size_bytes: int) -> int:
+    """x^(8 * size_bytes) modulo the polynomial. A payload has two chunk lengths, so nearly every call is answered from the cache."""
+    result = _ONE
+    power = 1 << 23  # x^8
+    while size_bytes:
+        if size_bytes & 1:
+            result = _multiply(power, result)
+        power = _multiply(power, power)
+        size_bytes >>= 1
+    return result
+
+
+def combine(first: int, second: int, second_bytes: int) -> int:
+    """CRC32C of two parts from the CRC of each and the second one's length in bytes."""
+    return _multiply(_shift(second_bytes), first) ^ second
