@@ -58,9 +58,9 @@ def spans(blocks: Blocks | Sequence[Blocks]) -> list[pb.BlockSpan]:
     """Runs of neighbouring indices, in the order given. Raises InvalidRequest for lists of unequal length and impossible indices or hashes."""
     made: list[pb.BlockSpan] = []
     for part in [blocks] if isinstance(blocks, Blocks) else blocks:
-        indices, hashes = part.indices, part.hashes
-        if len(indices) != len(hashes):
-            raise InvalidRequest(f"blocks have {len(indices)} indices and {len(hashes)} hashes; one hash per index is needed")
+        if len(part.indices) != len(part.hashes):
+            raise InvalidRequest(f"blocks have {len(part.indices)} indices and {len(part.hashes)} hashes; one hash per index is needed")
+        indices, hashes = list(map(int, part.indices)), _hashes(part.hashes)
         if not part.region.region_id:
             raise InvalidRequest("the region is not registered")
         start = 0
@@ -68,10 +68,10 @@ def spans(blocks: Blocks | Sequence[Blocks]) -> list[pb.BlockSpan]:
             end = start + 1
             while end < len(indices) and indices[end] == indices[end - 1] + 1:
                 end += 1
-            first, last = int(indices[start]), int(indices[end - 1])
+            first, last = indices[start], indices[end - 1]
             if first < 0 or last >= part.region.block_count:
                 raise InvalidRequest(f"blocks {first} to {last} do not lie in the region; it has {part.region.block_count}")
-            made.append(pb.BlockSpan(region_id=part.region.region_id, start=first, count=end - start, block_hashes=_hashes(hashes[start:end])))
+            made.append(pb.BlockSpan(region_id=part.region.region_id, start=first, count=end - start, block_hashes=hashes[start:end]))
             start = end
     return made
 

@@ -4,6 +4,7 @@ A message is one msgspec tagged union member, msgpack-encoded into one packet; d
 and in order, so there is no framing and several threads may send or receive at once.
 """
 
+import array
 import asyncio
 import socket
 from collections import deque
@@ -27,6 +28,19 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
     for end in pair:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
     return pair
+
+
+def receive_fds(sock: socket.socket, bytes_max: int, fds_max: int) -> tuple[bytes, list[int], int]:
+    """One packet, its descriptors (close-on-exec, now the caller's to close) and the flags. Raises OSError.
+
+    Not `socket.recv_fds`: CPython's ignores its flags (seen in 3.11), so that the descriptors would be inherited by every program started later.
+    """
+    data, ancillary, flags, _ = sock.recvmsg(bytes_max, socket.CMSG_LEN(fds_max * 4), socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    return data, list(fds), flags
 
 
 def _encode(message: msgspec.Struct) -> bytes:
@@ -54,7 +68,7 @@ class Channel(Generic[Incoming]):
     def receive(self) -> tuple[Incoming, list[int]] | None:
         """The next message and its descriptors (close-on-exec, now ours to close), or None when the peer is gone."""
         try:
-            data, fds, _, _ = socket.recv_fds(self.sock, MESSAGE_BYTES_MAX, FDS_MAX, socket.MSG_CMSG_CLOEXEC)
+            data, fds, _ = receive_fds(self.sock, MESSAGE_BYTES_MAX, FDS_MAX)
         except (ConnectionResetError, BrokenPipeError):
             return None
         if not data:
@@ -144,7 +158,7 @@ class AsyncChannel(Generic[Incoming]):
             if self._closed:
                 return
             try:
-                data, fds, _, _ = socket.recv_fds(self._sock, MESSAGE_BYTES_MAX, FDS_MAX, socket.MSG_CMSG_CLOEXEC)
+                data, fds, _ = receive_fds(self._sock, MESSAGE_BYTES_MAX, FDS_MAX)
             except BlockingIOError:
                 return
             except OSError:

@@ -21,7 +21,7 @@ from offloadd.model.slots import FLAG_KEEP
 from offloadd.mover.messages import Operation
 from offloadd.offload.answers import Answer
 from offloadd.offload.core import Active, Core, new_blocks, refuse_expired
-from offloadd.offload.moves import PENDING, Move
+from offloadd.offload.moves import PENDING, Move, PathUse
 from offloadd.offload.regions import Region
 from offloadd.offload.sessions import Session
 from offloadd.offload.spill import Spiller
@@ -96,7 +96,6 @@ class Evictor:
             self._tell(move, parts, answer, stopped)
         finally:
             core.end(number)
-        answer.uses = list(move.uses.values())
         answer.clock.add(move.clock)
         answer.clock.total_ns = clock.monotonic_ns() - started_ns
         core.observer.request_done("evict", answer)
@@ -326,6 +325,7 @@ class Evictor:
             pending = reasons == PENDING
             good = (reasons == 0) | (pending & (stopped == Reason.NONE))
             answer.set(part.positions[good], EvictStatus.STORED, 0, tier)
+            _use(answer, part, int(good.sum()))
             bad = ~good & ~pending
             answer.set(part.positions[bad], EvictStatus.FAILED, reasons[bad])
             late = ~good & pending
@@ -333,12 +333,27 @@ class Evictor:
             for status, mask in ((EvictStatus.STORED, good), (EvictStatus.FAILED, ~good)):
                 if mask.any():
                     self._core.observer.blocks("evict", status.name.lower(), Tier(tier), int(mask.sum()))
+        for use in answer.uses:
+            # What was written by now: nothing yet, for a COPIED block.
+            moved = move.uses.get((use.tier, use.path))
+            use.io_bytes = moved.io_bytes if moved is not None else 0
         duplicates = int((answer.status == EvictStatus.DUPLICATE).sum())
         if duplicates:
             self._core.observer.blocks("evict", "duplicate", Tier.ANY, duplicates)
         rejected = int((answer.status == EvictStatus.REJECTED).sum())
         if rejected:
             self._core.observer.blocks("evict", "rejected", Tier.ANY, rejected)
+
+
+def _use(answer: Answer, part: _Part, count: int) -> None:
+    tier, path = (Tier.ARENA, Path.DDR) if part.volume < 0 else (Tier.VOLUME, Path.HOST)
+    if count == 0:
+        return
+    use = next((one for one in answer.uses if one.tier == tier), None)
+    if use is None:
+        answer.uses.append(use := PathUse(tier, path))
+    use.block_count += count
+    use.payload_bytes += count * part.region.payload_bytes
 
 
 async def _any_set(events: list[asyncio.Event], deadline_s: float, active: Active) -> bool:

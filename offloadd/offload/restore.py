@@ -78,12 +78,14 @@ class Restorer:
                 move = work.move
                 while True:
                     stopped = await core.wait_for(move, active, options.deadline_s, _Progress(move))
+                    # Taken before settling: results that arrive while this generator is suspended in a yield must be settled too.
+                    over = move.done or stopped != Reason.NONE
                     self._settle(work, answer, stopped, session, options)
                     stop = told + int(np.argmin(np.append(answer.status[told:] != 0, False)))
                     if stop > told and stop < count:
                         yield told, stop, answer
                         told = stop
-                    if move.done or stopped != Reason.NONE:
+                    if over:
                         break
                 self._add_uses(answer, move)
                 work = await self._second_try(work, batches, options, answer) if stopped == Reason.NONE else None

@@ -10,7 +10,7 @@ import structlog
 from offloadd import clock
 from offloadd.catalog.catalog import Catalog
 from offloadd.errors import InvalidRequest, OffloaddError, PathUnavailable, Unavailable, UnknownRegion
-from offloadd.memory.memfd import create_sealed
+from offloadd.memory.memfd import HUGE_PAGE_BYTES, create_sealed
 from offloadd.model.enums import Path, Reason, Tier
 from offloadd.model.namespace import Namespace
 from offloadd.model.region import Layout
@@ -165,16 +165,14 @@ class Offload:
         settings = self.settings
         if settings.arena_bytes == 0:
             return None
-        fd, pages = -1, ""
-        if settings.arena_huge_pages != "never":
-            with contextlib.suppress(OSError):
-                fd, pages = create_sealed("offloadd-arena", settings.arena_bytes, huge=True), "hugetlb 2 MiB"
-        if fd < 0:
-            if settings.arena_huge_pages == "require":
-                raise Unavailable(
-                    f'arena: {settings.arena_bytes} bytes of 2 MiB huge pages are not free (vm.nr_hugepages); set arena.huge_pages to "auto" to do without'
-                )
-            fd, pages = create_sealed("offloadd-arena", settings.arena_bytes), "4 KiB, transparent huge pages advised"
+        fd = create_sealed("offloadd-arena", settings.arena_bytes, huge=settings.arena_huge_pages != "never")
+        reserved = os.fstatvfs(fd).f_bsize == HUGE_PAGE_BYTES
+        if settings.arena_huge_pages == "require" and not reserved:
+            os.close(fd)
+            raise Unavailable(
+                f'arena: {settings.arena_bytes} bytes of reserved 2 MiB pages are not free (vm.nr_hugepages); arena.huge_pages = "auto" does without'
+            )
+        pages = "reserved 2 MiB pages" if reserved else "ordinary pages" + (", huge ones advised" if settings.arena_huge_pages == "auto" else "")
         self.arena = ArenaMemory(fd=fd, arena_bytes=settings.arena_bytes, pages=pages)
         slab_bytes = settings.arena_slab_bytes
         self.core.catalog.add_arena(slab_count=settings.arena_bytes // slab_bytes, slot_count_for=lambda slot_bytes: slab_bytes // slot_bytes)

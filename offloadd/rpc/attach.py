@@ -6,7 +6,6 @@
 One SEQPACKET listener on the event loop, no threads. Nothing a client sends can do more than close its own connection.
 """
 
-import array
 import asyncio
 import fcntl
 import os
@@ -19,6 +18,7 @@ import msgspec
 import structlog
 
 from offloadd.errors import ConfigError, InvalidRequest, LimitExceeded, OffloaddError
+from offloadd.ipc.channel import receive_fds
 from offloadd.memory.memfd import validate_sealed
 from offloadd.model.attach import (
     ATTACH_MESSAGE_BYTES_MAX,
@@ -188,7 +188,7 @@ class _Connection:
             if self._closed:
                 return
             try:
-                data, fds, flags = _receive(self._sock)
+                data, fds, flags = receive_fds(self._sock, ATTACH_MESSAGE_BYTES_MAX, FDS_MAX)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -260,17 +260,6 @@ class _Connection:
             raise InvalidRequest("memory_id is not hexadecimal") from error
         self._server.table.detach_memory(session, memory_id)
         return MemoryDetached()
-
-
-def _receive(sock: socket.socket) -> tuple[bytes, list[int], int]:
-    """One packet, its descriptors (ours to close) and the flags. Not `socket.recv_fds`: CPython 3.11's ignores its flags, so that descriptors of clients'
-    memory would be inherited by every program that the daemon starts."""
-    data, ancillary, flags, _ = sock.recvmsg(ATTACH_MESSAGE_BYTES_MAX, socket.CMSG_LEN(FDS_MAX * 4), socket.MSG_CMSG_CLOEXEC)
-    fds = array.array("i")
-    for level, kind, content in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-    return data, list(fds), flags
 
 
 _decoder = msgspec.json.Decoder(AttachRequest)

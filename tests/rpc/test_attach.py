@@ -46,7 +46,7 @@ class Harness:
     async def until(self, condition: Callable[[], object]) -> None:
         """The loop runs until the condition holds; a test that would wait for ever fails at this limit."""
         async with asyncio.timeout(60):
-            while not condition():
+            while not condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
     def connect(self) -> socket.socket:
@@ -88,6 +88,10 @@ async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
 
 def open_fds() -> set[str]:
     return {f"{fd}:{os.readlink(f'/proc/self/fd/{fd}')}" for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}  # noqa: PTH110,PTH115,PTH208
+
+
+def is_open(fd: int) -> bool:
+    return Path(f"/proc/self/fd/{fd}").exists()
 
 
 async def spawn(path: Path) -> asyncio.subprocess.Process:
@@ -140,7 +144,7 @@ async def test_kill_9_ends_the_session_and_closes_its_memory(harness: Harness) -
     memory_fd = next(iter(harness.table.sessions[0].memories.values())).fd
     child.kill()
     await harness.until(lambda: harness.ended)
-    assert harness.ended[0].ended and not Path(f"/proc/self/fd/{memory_fd}").exists()
+    assert harness.ended[0].ended and not is_open(memory_fd)
     await gone(child)
 
 
