@@ -10,68 +10,32 @@ Only OPEN slabs are written, so only they have to be scanned after a crash. Vict
 age together, and are reclaimed together, which keeps allocations contiguous. Between slot sizes the coldest slab decides, by the tick of its last use.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from offloadd.catalog.ring import Ring
+from offloadd.catalog.slab import FREE, RESERVED, Slab, SlabColumns
+from offloadd.catalog.slab import SlabState as SlabState
+
 Rows = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.bool_]
+Counts = npt.NDArray[np.int64]
 
-#: In `Slab.rows`: nothing here / handed out, its block not published yet. Otherwise the row of the block index.
-FREE = 0
-RESERVED = 0xFFFFFFFF
-
-#: Slots that the CLOCK hand looks at in one vectorised step.
+#: Slots that the CLOCK hand looks at in one vectorised step, and steps in one sweep: bounds the pause where most blocks are kept or in use (1 ms).
 CLOCK_WINDOW = 512
+CLOCK_STEPS_MAX = 64
+#: Sweeps in one reservation after the first one, each over one slab that is known to hold something to reclaim.
+SWEEPS_MAX = 8
 #: Cold slabs of other sizes that one reservation looks at before it gives up: bounds the pause when all of them are kept.
 RECUT_CANDIDATES = 16
-
-
-class SlabState(IntEnum):
-    """See the drawing at the top of the module."""
-
-    UNCUT = 0
-    PREPARING = 1
-    OPEN = 2
-    CLOSING = 3
-    CLOSED = 4
-    SCANNING = 5
-
-
-@dataclass(slots=True)
-class Slab:
-    """One slab. `generations[slot]` is the last generation handed out; it rises with each use of the slot."""
-
-    index: int
-    state: SlabState = SlabState.UNCUT
-    slot_bytes: int = 0
-    slot_count: int = 0
-    nonce: bytes = b""
-    rows: Rows = field(default_factory=lambda: np.zeros(0, dtype=np.uint32))
-    generations: Rows = field(default_factory=lambda: np.zeros(0, dtype=np.uint32))
-    free_count: int = 0
-    reserved_count: int = 0
-    #: Where the search for free slots and the CLOCK hand go on.
-    cursor: int = 0
-    hand: int = 0
-    #: Tick of the last use: the measure of coldness between slot sizes.
-    used_tick: int = 0
-
-    def cut(self, *, slot_bytes: int, slot_count: int, nonce: bytes) -> None:
-        """Forget every slot and start with equal free ones."""
-        self.slot_bytes = slot_bytes
-        self.slot_count = slot_count
-        self.nonce = nonce
-        self.rows = np.zeros(slot_count, dtype=np.uint32)
-        self.generations = np.zeros(slot_count, dtype=np.uint32)
-        self.free_count = slot_count
-        self.reserved_count = 0
-        self.cursor = 0
-        self.hand = 0
+#: Ticks for which a slab that could not be opened is left alone: a sick one must not have every evict wait for it.
+SHUN_TICKS = 64
 
 
 class Shortage(IntEnum):
@@ -111,7 +75,8 @@ class Wish:
 class Pool:
     """Slots of one tier. Pure; owned by the event-loop thread.
 
-    `protected(rows) -> mask` tells which rows may not lose their slot here. `referenced` is a uint8 column by row: set by use, cleared by the passing hand.
+    `protected(rows) -> mask` tells which rows may not lose their slot here; `reclaimable() -> counts` how many may, by slab: a pass over all rows, asked for
+    only where the hand finds none nearby. `referenced` is a uint8 column by row: set by use, cleared by the passing hand.
     `slot_count_for(slot_bytes)` tells how many slots a slab yields. `instant`: slabs are cut without asking anybody (the arena).
     """
 
@@ -121,20 +86,22 @@ class Pool:
         slab_count: int,
         slot_count_for: Callable[[int], int],
         protected: Callable[[Rows], Mask],
+        reclaimable: Callable[[], Counts],
         referenced: npt.NDArray[np.uint8],
         open_slabs_max: int,
         instant: bool = False,
     ) -> None:
-        self.slabs = [Slab(index) for index in range(slab_count)]
+        self._columns = SlabColumns(slab_count)
+        self.slabs = [Slab(index, self._columns) for index in range(slab_count)]
         self._slot_count_for = slot_count_for
         self._protected = protected
+        self._reclaimable = reclaimable
         self._referenced = referenced
         self._open_slabs_max = open_slabs_max
         self._instant = instant
-        #: Slabs by slot size, in the order in which the CLOCK hand visits them.
-        self._rings: dict[int, list[Slab]] = {}
-        self._ring_hands: dict[int, int] = {}
-        self._uncut = list(range(slab_count - 1, -1, -1))
+        self._rings: dict[int, Ring] = {}
+        #: Indexes of the slabs without slots, in the order in which they are cut.
+        self._uncut = OrderedDict.fromkeys(range(slab_count))
         self._wishes: list[Wish] = []
         self._tick = 0
         self.used_slots = 0
@@ -183,10 +150,10 @@ class Pool:
         )
 
     def _take_free(self, slot_bytes: int, count: int, taken: list[tuple[Slab, Rows]]) -> int:
+        columns = self._columns
         got = 0
-        for slab in self._rings.get(slot_bytes, ()):
-            if slab.state != SlabState.OPEN or slab.free_count == 0:
-                continue
+        for index in np.flatnonzero(columns.cut_as(slot_bytes) & (columns.state == SlabState.OPEN) & (columns.free_count > 0)):
+            slab = self.slabs[index]
             free = np.flatnonzero(slab.rows == FREE).astype(np.uint32)
             # Next-fit from the cursor, so that one request's slots are neighbours and travel in one I/O.
             start = int(np.searchsorted(free, slab.cursor))
@@ -210,27 +177,39 @@ class Pool:
         """Try to get room without picking victims one by one. (True, NONE): look for free slots again."""
         if self._slot_count_for(slot_bytes) < 1:
             return False, Shortage.TOO_LARGE
-        ring = self._rings.get(slot_bytes, [])
-        if any(slab.state == SlabState.PREPARING for slab in ring):
+        columns = self._columns
+        mine = columns.cut_as(slot_bytes)
+        if (mine & (columns.state == SlabState.PREPARING)).any():
             return False, Shortage.OPENING
         # A closed slab with an eighth of its slots free is room that costs one sector write; fewer are left for the CLOCK hand to find.
-        roomy = [slab for slab in ring if slab.state == SlabState.CLOSED and slab.free_count * 8 >= slab.slot_count]
-        if roomy:
-            self._wish(max(roomy, key=lambda slab: slab.free_count), 0)
+        if self._open_roomiest(mine, columns.slot_count >> 3):
             return False, Shortage.OPENING
         if self._uncut:
-            return self._cut(self.slabs[self._uncut.pop()], slot_bytes)
-        coldest = self._coldest_foreign(slot_bytes, ring)
+            return self._cut(self._next_uncut(), slot_bytes)
+        coldest = self._coldest_foreign(mine)
         if coldest is None:
             return False, Shortage.NONE
         victims.append(self._empty(coldest))
         return self._cut(coldest, slot_bytes)
 
+    def _open_roomiest(self, mine: Mask, free_min: Counts) -> bool:
+        """Ask for the closed slab with the most free slots, if one has at least `free_min` and one."""
+        columns = self._columns
+        roomy = mine & (columns.state == SlabState.CLOSED) & (columns.free_count >= np.maximum(free_min, 1)) & (columns.shunned_until <= self._tick)
+        if not roomy.any():
+            return False
+        self._wish(self.slabs[int(np.argmax(np.where(roomy, columns.free_count, -1)))], 0)
+        return True
+
+    def _next_uncut(self) -> Slab:
+        return self.slabs[self._uncut.popitem(last=False)[0]]
+
     def _cut(self, slab: Slab, slot_bytes: int) -> tuple[bool, Shortage]:
-        self._rings.setdefault(slot_bytes, []).append(slab)
         slab.cut(slot_bytes=slot_bytes, slot_count=self._slot_count_for(slot_bytes), nonce=b"")
+        self._rings.setdefault(slot_bytes, Ring()).add(slab)
         if self._instant:
             slab.state = SlabState.OPEN
+            slab.used_tick = self._tick
             return True, Shortage.NONE
         self._wish(slab, slot_bytes)
         return False, Shortage.OPENING
@@ -240,57 +219,103 @@ class Pool:
         slab.used_tick = self._tick
         self._wishes.append(Wish(slab.index, slot_bytes))
 
-    def _coldest_foreign(self, slot_bytes: int, ring: list[Slab]) -> Slab | None:
+    def _coldest_foreign(self, mine: Mask) -> Slab | None:
         """The slab of another slot size to re-cut: colder than every slab of this size, and with nothing in it that must stay."""
-        own = min((slab.used_tick for slab in ring), default=self._tick)
-        foreign = [
-            slab
-            for size, slabs in self._rings.items()
-            if size != slot_bytes
-            for slab in slabs
-            if slab.state in (SlabState.OPEN, SlabState.CLOSED) and slab.reserved_count == 0 and (not ring or slab.used_tick < own)
-        ]
-        for slab in sorted(foreign, key=lambda slab: slab.used_tick)[:RECUT_CANDIDATES]:
-            rows = slab.rows[slab.rows != FREE]
-            if not self._protected(rows).any():
+        columns = self._columns
+        foreign = ~mine & ((columns.state == SlabState.OPEN) | (columns.state == SlabState.CLOSED)) & (columns.reserved_count == 0)
+        if mine.any():
+            foreign &= columns.used_tick < columns.used_tick[mine].min()
+        candidates = np.flatnonzero(foreign)
+        if candidates.shape[0] > RECUT_CANDIDATES:
+            candidates = candidates[np.argpartition(columns.used_tick[candidates], RECUT_CANDIDATES)[:RECUT_CANDIDATES]]
+        for index in candidates[np.argsort(columns.used_tick[candidates], kind="stable")]:
+            slab = self.slabs[index]
+            if not self._protected(slab.rows[slab.rows != FREE]).any():
                 return slab
+            # What must stay is in use: the next reservation looks at other slabs, or a few old keeps would hide all the cold ones behind them.
+            slab.used_tick = self._tick
         return None
 
     def _empty(self, slab: Slab) -> Rows:
+        """The slab has no slots any more; returns the rows that it held."""
         rows: Rows = slab.rows[slab.rows != FREE]
         self.used_slots -= rows.shape[0]
         self.used_bytes -= rows.shape[0] * slab.slot_bytes
-        self._rings[slab.slot_bytes].remove(slab)
-        if not self._rings[slab.slot_bytes]:
+        ring = self._rings[slab.slot_bytes]
+        ring.remove(slab)
+        if not ring:
             del self._rings[slab.slot_bytes]
-        slab.state = SlabState.UNCUT
+        slab.uncut()
         return rows
 
+    # -- reclaiming ------------------------------------------------------------------------------------------------------------------
+
     def _take_victims(self, slot_bytes: int, count: int, taken: list[tuple[Slab, Rows]], victims: list[Rows]) -> tuple[int, Shortage]:
-        """Advance the CLOCK hand until `count` victims are found, a slab must be opened, or two turns found nothing more."""
-        ring = self._rings.get(slot_bytes, [])
-        if not ring:
-            return 0, Shortage.FULL
+        """Reclaim up to `count` slots. Fewer: a slab must be opened first, or nothing may be reclaimed."""
         got = 0
-        slots_left = 2 * sum(slab.slot_count for slab in ring) + CLOCK_WINDOW
-        while slots_left > 0:
-            position = self._ring_hands.get(slot_bytes, 0) % len(ring)
-            slab = ring[position]
-            if slab.state not in (SlabState.OPEN, SlabState.CLOSED) or slab.hand >= slab.slot_count:
-                slots_left -= max(0, slab.slot_count - slab.hand)
-                slab.hand = 0
-                self._ring_hands[slot_bytes] = position + 1
-                slots_left -= 1
+        ring = self._rings.get(slot_bytes)
+        if ring is not None:
+            got, shortage = self._sweep(ring, count, taken, victims)
+            if shortage is None:
+                more, shortage = self._search(ring, count - got, taken, victims)
+                got += more
+            if shortage != Shortage.FULL:
+                return got, shortage
+            # The free slots of closed slabs that are else full of what must stay.
+            if self._open_roomiest(self._columns.cut_as(slot_bytes), np.zeros(1, dtype=np.int64)):
+                return got, Shortage.OPENING
+        # A slab that a keeper works on may have room when it is done: no reason to refuse anybody yet.
+        busy = np.isin(self._columns.state, (SlabState.PREPARING, SlabState.CLOSING, SlabState.SCANNING))
+        return got, Shortage.OPENING if busy.any() else Shortage.FULL
+
+    def _search(self, ring: Ring, count: int, taken: list[tuple[Slab, Rows]], victims: list[Rows]) -> tuple[int, Shortage]:
+        """The hand found too little in the slots that it may pass in one go: look where there is something, be it warm."""
+        by_slab = self._reclaimable()
+        usable = set(np.flatnonzero((by_slab > 0) & self._columns.cut_as(ring.at_hand.slot_bytes) & self._reachable()).tolist())
+        got = 0
+        for _ in range(SWEEPS_MAX):
+            slab = ring.jump(usable)
+            if slab is None:
+                return got, Shortage.FULL
+            usable.discard(slab.index)
+            live = slab.rows[(slab.rows != FREE) & (slab.rows != RESERVED)]
+            self._referenced[live[~self._protected(live)]] = 0
+            more, shortage = self._sweep(ring, count - got, taken, victims, steps=-(-slab.slot_count // CLOCK_WINDOW))
+            got += more
+            if shortage is not None and shortage != Shortage.FULL:
+                return got, shortage
+        return got, Shortage.FULL
+
+    def _reachable(self) -> Mask:
+        """Slabs in which victims may be picked: open ones, and those that could be opened."""
+        columns = self._columns
+        return np.asarray((columns.state == SlabState.OPEN) | ((columns.state == SlabState.CLOSED) & (columns.shunned_until <= self._tick)))
+
+    def _sweep(
+        self, ring: Ring, count: int, taken: list[tuple[Slab, Rows]], victims: list[Rows], *, steps: int = CLOCK_STEPS_MAX
+    ) -> tuple[int, Shortage | None]:
+        """Advance the CLOCK hand until `count` victims are found, a slab must be opened, two turns found nothing more (FULL), or `steps` are over (None)."""
+        got = 0
+        # In the second turn everything is cold that may be reclaimed at all.
+        slots_left = 2 * int(self._columns.slot_count[self._columns.cut_as(ring.at_hand.slot_bytes)].sum()) + CLOCK_WINDOW
+        for _ in range(steps):
+            if slots_left <= 0:
+                return got, Shortage.FULL
+            slab = ring.at_hand
+            state, slot_count = slab.state, slab.slot_count
+            if state != SlabState.OPEN and (state != SlabState.CLOSED or self._columns.shunned_until[slab.index] > self._tick):
+                slots_left -= slot_count - slab.hand
+                ring.step()
                 continue
             start = slab.hand
-            stop = min(start + CLOCK_WINDOW, slab.slot_count)
+            stop = min(start + CLOCK_WINDOW, slot_count)
             window = slab.rows[start:stop]
             live = np.flatnonzero((window != FREE) & (window != RESERVED))
             rows = window[live]
             reclaimable = ~self._protected(rows)
             cold = reclaimable & (self._referenced[rows] == 0)
             found = live[cold][: count - got]
-            if found.shape[0] and slab.state == SlabState.CLOSED:
+            if found.shape[0] and state == SlabState.CLOSED:
                 self._wish(slab, 0)
                 return got, Shortage.OPENING
             # The hand stops behind the last victim, so that what lies beyond keeps its second chance for the next call.
@@ -300,33 +325,34 @@ class Pool:
             slots_left -= passed
             if found.shape[0]:
                 slots = (found + start).astype(np.uint32)
-                victims.append(slab.rows[slots].copy())
+                victims.append(slab.rows[slots])
                 self.used_slots -= slots.shape[0]
                 self.used_bytes -= slots.shape[0] * slab.slot_bytes
                 self._mark_reserved(slab, slots)
                 taken.append((slab, slots))
                 got += slots.shape[0]
-                if got == count:
-                    return got, Shortage.NONE
-        if any(slab.state in (SlabState.PREPARING, SlabState.CLOSING) for slab in ring):
-            return got, Shortage.OPENING
-        return got, Shortage.FULL
+            if slab.hand >= slot_count:
+                ring.step()
+            if got == count:
+                return got, Shortage.NONE
+        return got, None
 
     def _look_ahead(self, slot_bytes: int) -> None:
         """Ask for the next slab while a quarter of one is still free, so that evicts seldom wait for a keeper."""
         if self._instant or not self._uncut:
             return
-        ring = self._rings.get(slot_bytes, [])
-        if not ring or any(slab.state == SlabState.PREPARING for slab in ring):
+        columns = self._columns
+        mine = columns.cut_as(slot_bytes)
+        if not mine.any() or (mine & (columns.state == SlabState.PREPARING)).any():
             return
-        free = sum(slab.free_count for slab in ring if slab.state == SlabState.OPEN)
-        if free * 4 < ring[0].slot_count:
-            self._cut(self.slabs[self._uncut.pop()], slot_bytes)
+        free = int(columns.free_count[mine & (columns.state == SlabState.OPEN)].sum())
+        if free * 4 < self._slot_count_for(slot_bytes):
+            self._cut(self._next_uncut(), slot_bytes)
 
     def prepare(self, slot_bytes: int) -> None:
         """Ask for a first slab of this size if there is none and one is uncut: called when a region is registered, before its first evict."""
         if not self._instant and self._uncut and slot_bytes not in self._rings and self._slot_count_for(slot_bytes) > 0:
-            self._cut(self.slabs[self._uncut.pop()], slot_bytes)
+            self._cut(self._next_uncut(), slot_bytes)
 
     # -- taking back -----------------------------------------------------------------------------------------------------------------
 
@@ -351,14 +377,15 @@ class Pool:
     def touch(self, slabs: Rows) -> None:
         """These slabs were used now."""
         self._tick += 1
-        for index in np.unique(slabs):
-            self.slabs[index].used_tick = self._tick
+        self._columns.used_tick[slabs] = self._tick
 
     def _by_slab(self, slabs: Rows, slots: Rows) -> list[tuple[Slab, Rows, npt.NDArray[np.intp]]]:
+        # One sort instead of a pass for each slab: the blocks of a dropped namespace lie in many.
+        order = np.argsort(slabs, kind="stable")
+        indexes, firsts = np.unique(slabs[order], return_index=True)
         parts = []
-        for index in np.unique(slabs):
-            where = np.flatnonzero(slabs == index)
-            parts.append((self.slabs[int(index)], slots[where], where))
+        for index, where in zip(indexes.tolist(), np.split(order, firsts[1:]), strict=True):
+            parts.append((self.slabs[index], slots[where], where))
         return parts
 
     # -- what the owner of the slabs says --------------------------------------------------------------------------------------------
@@ -376,28 +403,32 @@ class Pool:
         slab.nonce = nonce
 
     def failed(self, slab_index: int, *, cut: bool) -> None:
-        """The keeper could not cut or open the slab. One that could not be cut is uncut again, last in turn; one that could not be opened stays closed."""
+        """The keeper could not cut or open the slab. One that could not be cut is uncut again, last in turn; one that could not be opened stays closed, and
+        is left alone for a while.
+        """
         slab = self.slabs[slab_index]
         assert slab.state == SlabState.PREPARING, slab.state
         if not cut:
             slab.state = SlabState.CLOSED
+            self._columns.shunned_until[slab_index] = self._tick + SHUN_TICKS
             return
         self._empty(slab)
-        self._uncut.insert(0, slab_index)
+        self._uncut[slab_index] = None
 
     def adopt(self, slab_index: int, *, slot_bytes: int, slot_count: int, nonce: bytes) -> None:
         """A slab found on the volume; unusable until `recovered`."""
         slab = self.slabs[slab_index]
-        self._uncut.remove(slab_index)
+        del self._uncut[slab_index]
         slab.cut(slot_bytes=slot_bytes, slot_count=slot_count, nonce=nonce)
         slab.state = SlabState.SCANNING
-        self._rings.setdefault(slot_bytes, []).append(slab)
         slab.used_tick = 0
+        self._rings.setdefault(slot_bytes, Ring()).add(slab)
 
     def recover(self, slab_index: int, slots: Rows, rows: Rows) -> None:
         """Slots of a scanned slab hold these rows."""
         slab = self.slabs[slab_index]
         assert slab.state == SlabState.SCANNING, slab.state
+        assert (slab.rows[slots] == FREE).all(), "recovering a slot that was told already"
         slab.rows[slots] = rows
         slab.free_count -= slots.shape[0]
         self.used_slots += slots.shape[0]
@@ -409,7 +440,7 @@ class Pool:
 
     def next_to_close(self) -> Slab | None:
         """The slab to close when more than `open_slabs_max` are open: the one unused longest that has no write in flight and no free slots, if any."""
-        opened = [slab for slab in self.slabs if slab.state == SlabState.OPEN]
+        opened = self.open_slabs()
         if self._instant or len(opened) <= self._open_slabs_max:
             return None
         idle = [slab for slab in opened if slab.reserved_count == 0]
@@ -428,7 +459,7 @@ class Pool:
 
     def open_slabs(self) -> list[Slab]:
         """Slabs that would be scanned after a crash."""
-        return [slab for slab in self.slabs if slab.state == SlabState.OPEN]
+        return [self.slabs[index] for index in np.flatnonzero(self._columns.state == SlabState.OPEN)]
 
     @property
     def cut_count(self) -> int:
@@ -445,9 +476,11 @@ class Pool:
         used = used_bytes = 0
         for slab in self.slabs:
             if slab.state == SlabState.UNCUT:
-                assert slab.index in self._uncut
+                assert slab.index in self._uncut and slab.slot_bytes == 0
                 continue
-            assert slab in self._rings[slab.slot_bytes]
+            assert slab.index not in self._uncut and slab in self._rings[slab.slot_bytes]
+            assert slab.rows.shape[0] == slab.slot_count and slab.hand < slab.slot_count
+            assert slab.reserved_count == 0 or slab.state == SlabState.OPEN, "a slot is to be written in a slab that is not open"
             assert slab.free_count == int((slab.rows == FREE).sum())
             assert slab.reserved_count == int((slab.rows == RESERVED).sum())
             used += slab.slot_count - slab.free_count

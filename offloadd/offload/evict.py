@@ -142,7 +142,9 @@ class Evictor:
         if missing.shape[0] and not direct:
             missing, shortage = self._take_arena(batch, region, missing, parts)
         if missing.shape[0] and tier != Tier.ARENA:
-            missing, shortage = await self._take_volumes(batch, region, missing, options.deadline_s, active, parts)
+            missing, of_volumes = await self._take_volumes(batch, region, missing, options.deadline_s, active, parts)
+            # Without a volume the arena's reason is the one to tell.
+            shortage = of_volumes or shortage
         if missing.shape[0] and tier == Tier.ANY and direct and not durable and core.arena_lane is not None and options.path != Path.HOST:
             missing, shortage = self._take_arena(batch, region, missing, parts)
         if missing.shape[0]:

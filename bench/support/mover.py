@@ -1,0 +1,200 @@
+"""A real mover process driven over its sockets, with the jobs and windows that the front would send: the restore pipeline without gRPC, catalog and scheduler."""
+
+import itertools
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.support.machine import ROOT
+from offloadd.ipc.channel import Channel, socket_pair
+from offloadd.model.region import Layout, Plane
+from offloadd.model.slots import BLOCK_DTYPE, RESULT_DTYPE
+from offloadd.mover.messages import (
+    JOB_BLOCKS_MAX,
+    AddLane,
+    ControlAnswer,
+    Hello,
+    Job,
+    LaneAnswer,
+    LaneReady,
+    MapArena,
+    Mapped,
+    MapRegion,
+    Operation,
+    PlaneSpec,
+    SliceDone,
+)
+from offloadd.tiers.format import Geometry, slot_bytes_for
+from offloadd.tiers.volume_io import VolumeFile
+from offloadd.units import MIB
+
+#: As the front spawns its movers.
+MOVER_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x40000", "OMP_NUM_THREADS": "1"}
+#: The front's defaults: bytes of one job, and jobs in flight.
+JOB_BYTES = 32 * MIB
+JOBS_IN_FLIGHT = 2
+THREADS = 4
+STAGING_SLOT_BYTES = 8 * MIB
+ANSWER_TIMEOUT_S = 300.0
+
+Records = npt.NDArray[Any]
+
+
+class LaneEnd:
+    """The front's end of one lane."""
+
+    def __init__(self, channel: "Channel[LaneAnswer]") -> None:
+        self._channel = channel
+        self._numbers = itertools.count(1)
+        #: Thread nanoseconds of the last run by stage.
+        self.stage_ns: dict[str, int] = {}
+
+    def run(self, operation: Operation, records: Records, slot_bytes: int, *, verify: bool = True) -> float:
+        """Move all blocks and return the seconds from the first job sent to the last result. RuntimeError if a block failed."""
+        per_job = max(1, min(JOB_BLOCKS_MAX, JOB_BYTES // slot_bytes))
+        waiting = [records[first : first + per_job] for first in range(0, len(records), per_job)]
+        left: dict[int, int] = {}
+        self.stage_ns = dict.fromkeys(("queue_ns", "copy_ns", "checksum_ns", "io_ns"), 0)
+        failed = 0
+        start = time.perf_counter()
+        while waiting or left:
+            while waiting and len(left) < JOBS_IN_FLIGHT:
+                blocks = waiting.pop(0)
+                number = next(self._numbers)
+                left[number] = len(blocks)
+                self._channel.send(
+                    Job(
+                        job=number,
+                        move=number,
+                        operation=operation,
+                        slot_bytes=slot_bytes,
+                        blocks=blocks.tobytes(),
+                        submitted_ns=time.monotonic_ns(),
+                        verify=verify,
+                    )
+                )
+            received = self._channel.receive()
+            if received is None:
+                raise RuntimeError("the mover closed the lane")
+            done = received[0]
+            if isinstance(done, SliceDone):
+                results = np.frombuffer(done.results, dtype=RESULT_DTYPE)
+                if operation == Operation.ARENA_EVICT:
+                    records["checksum"][results["position"]] = results["checksum"]
+                failed += int((results["reason"] != 0).sum())
+                left[done.job] -= len(results)
+                if left[done.job] == 0:
+                    del left[done.job]
+                for name in self.stage_ns:
+                    self.stage_ns[name] += getattr(done, name)
+        seconds = time.perf_counter() - start
+        if failed:
+            raise RuntimeError(f"{failed} of {len(records)} blocks of {operation.name} failed")
+        return seconds
+
+
+class MoverProcess:
+    """One mover; a context manager."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket_pair()
+        ours.settimeout(ANSWER_TIMEOUT_S)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "offloadd.mover.main", "--fd", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, **MOVER_ENVIRONMENT},
+            cwd=ROOT,
+        )
+        theirs.close()
+        self._control: Channel[ControlAnswer] = Channel(ours, ControlAnswer)
+        self._lanes: list[Channel[LaneAnswer]] = []
+        if not isinstance(self._receive(), Hello):
+            raise RuntimeError("the mover did not say hello")
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    def _receive(self) -> ControlAnswer:
+        received = self._control.receive()
+        if received is None:
+            raise RuntimeError("the mover is gone")
+        return received[0]
+
+    def _ask(self, message: Any, fds: Sequence[int], expected: ControlAnswer) -> None:
+        self._control.send(message, fds)
+        answer = self._receive()
+        if answer != expected:
+            raise RuntimeError(f"the mover answered {answer}")
+
+    def map_region(self, number: int, fd: int, layout: Layout, memory_bytes: int) -> None:
+        """Map engine memory that lies in one memfd."""
+        planes = tuple(PlaneSpec(plane.memory, plane.offset_bytes, plane.block_stride_bytes, plane.block_bytes) for plane in layout.planes)
+        message = MapRegion(region=number, memory_bytes=(memory_bytes,), block_count=layout.block_count, planes=planes)
+        self._ask(message, [fd], Mapped(region=number))
+
+    def map_arena(self, fd: int, arena_bytes: int) -> None:
+        """Map the arena."""
+        self._ask(MapArena(arena_bytes=arena_bytes, huge_pages=True), [fd], Mapped(region=0))
+
+    def add_lane(self, number: int, file: VolumeFile | None = None, geometry: Geometry | None = None) -> LaneEnd:
+        """Start a lane: of the volume, or of the arena."""
+        ours, theirs = socket_pair()
+        ours.settimeout(ANSWER_TIMEOUT_S)
+        fds = [theirs.fileno()]
+        message = AddLane(lane=number, thread_count=THREADS, staging_slot_bytes=STAGING_SLOT_BYTES)
+        if file is not None and geometry is not None:
+            fds += [file.data_fd, file.synced_fd]
+            message = AddLane(
+                lane=number,
+                thread_count=THREADS,
+                staging_slot_bytes=STAGING_SLOT_BYTES,
+                volume_uuid=geometry.volume_uuid,
+                slab_bytes=geometry.slab_bytes,
+                data_offset=geometry.data_offset,
+            )
+        self._ask(message, fds, LaneReady(lane=number))
+        theirs.close()
+        channel: Channel[LaneAnswer] = Channel(ours, LaneAnswer)
+        self._lanes.append(channel)
+        return LaneEnd(channel)
+
+    def __enter__(self) -> "MoverProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for channel in self._lanes:
+            channel.close()
+        self._control.close()
+        self.process.wait(30)
+
+
+def layout_of(block_bytes: int, block_count: int, plane_count: int) -> Layout:
+    """Planes one after the other in one memory, blocks side by side in each: one plane is a cross-layer layout, two a layer the usual one."""
+    piece = block_bytes // plane_count
+    return Layout(block_count, tuple(Plane(0, number * block_count * piece, piece, piece) for number in range(plane_count)))
+
+
+def make_records(block_bytes: int, block_count: int) -> Records:
+    """BLOCK_DTYPE records of blocks 0, 1, … of region 1 in slots 0, 1, … of slab 0, and side by side in the arena."""
+    records: Records = np.zeros(block_count, dtype=BLOCK_DTYPE)
+    numbers = np.arange(block_count)
+    keys = np.frombuffer(secrets.token_bytes(32 * block_count), dtype="V32")
+    records["key"] = keys
+    records["nonce"] = np.void(secrets.token_bytes(16))
+    records["payload_bytes"] = block_bytes
+    records["region"] = 1
+    records["block_index"] = records["slot"] = records["position"] = numbers
+    records["generation"] = 1
+    records["namespace_epoch"] = 1
+    records["sequence"] = numbers + 1
+    records["arena_offset"] = numbers * (slot_bytes_for(block_bytes) - 4096)
+    return records
