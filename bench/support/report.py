@@ -67,7 +67,8 @@ class Report:
         self.results: Path = arguments.results
         self.figures: list[Figure] = []
         self.facts: Detail = {}
-        self._console = Console(highlight=False)
+        terminal = Console(highlight=False)
+        self._console = terminal if terminal.is_terminal else Console(highlight=False, width=140)
 
     def add(self, figure: Figure) -> None:
         """One more figure."""
@@ -97,7 +98,7 @@ class Report:
 
     def _table(self) -> Table:
         table = Table(title=self.question, title_justify="left", title_style="bold")
-        table.add_column("figure", overflow="fold")
+        table.add_column("figure", overflow="fold", min_width=30)
         for name in ("measured", "expected", "ceiling", "of ceiling", "target"):
             table.add_column(name, justify="right")
         table.add_column("")

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from offloadd.catalog.holds import RECOVERED, Holds
-from offloadd.catalog.index import BlockIndex, IndexFull
-from offloadd.catalog.pool import Pool, Reservation
+from offloadd.catalog.index import BlockIndex
+from offloadd.catalog.pool import Counts, Pool, Reservation
 from offloadd.model.enums import Tier
 from offloadd.model.slots import FLAG_KEEP
 
@@ -68,11 +68,14 @@ class Catalog:
         self._checksum = self.index.column(np.uint32)
         self._namespace = self.index.column(np.uint16)
         self._flags = self.index.column(np.uint8)
-        self._pins = self.index.column(np.uint16)
+        # As wide as it must be: a count that wrapped to 0 would give away a slot that is being read.
+        self._pins = self.index.column(np.uint32)
         self._hold_counts = self.index.column(np.uint16)
         self._arena_referenced = self.index.column(np.uint8)
         self._volume_referenced = self.index.column(np.uint8)
         self.holds = Holds(self._hold_counts)
+        #: Slots (volume, slab, slot) by row of copies that were replaced while a move read them: free with the row's last pin.
+        self._retired: dict[int, tuple[int, int, int]] = {}
         self.arena: Pool | None = None
         self.volumes: list[Pool] = []
         self._on_event = on_event or (lambda stored, tier, keys: None)
@@ -85,6 +88,7 @@ class Catalog:
             slab_count=slab_count,
             slot_count_for=slot_count_for,
             protected=self._arena_protected,
+            reclaimable=lambda: self._reclaimable(self._in_arena > 0, self._arena_slab, slab_count, held=self._volume > 0),
             referenced=self._arena_referenced,
             open_slabs_max=slab_count,
             instant=True,
@@ -93,16 +97,18 @@ class Catalog:
 
     def add_volume(self, *, slab_count: int, slot_count_for: Callable[[int], int], open_slabs_max: int) -> int:
         """A further volume; returns its ordinal."""
+        ordinal = len(self.volumes)
         self.volumes.append(
             Pool(
                 slab_count=slab_count,
                 slot_count_for=slot_count_for,
                 protected=self._volume_protected,
+                reclaimable=lambda: self._reclaimable(self._volume == ordinal + 1, self._volume_slab, slab_count),
                 referenced=self._volume_referenced,
                 open_slabs_max=open_slabs_max,
             )
         )
-        return len(self.volumes) - 1
+        return ordinal
 
     def _arena_protected(self, rows: Rows) -> Mask:
         # A held block with a copy on a volume may lose the one in the arena: it can still be restored.
@@ -112,6 +118,11 @@ class Catalog:
     def _volume_protected(self, rows: Rows) -> Mask:
         protected: Mask = (self._pins[rows] > 0) | (self._hold_counts[rows] > 0)
         return protected
+
+    def _reclaimable(self, present: Mask, slabs: Rows, slab_count: int, *, held: Mask | bool = False) -> Counts:
+        """How many of the present rows may lose this copy, by slab; held ones only where `held`. A pass over all rows: 3 ms at a million."""
+        rows = np.flatnonzero(present & (self._pins == 0) & ((self._hold_counts == 0) | held))
+        return np.bincount(slabs[rows], minlength=slab_count).astype(np.int64, copy=False)
 
     # -- evict -----------------------------------------------------------------------------------------------------------------------
 
@@ -154,9 +165,8 @@ class Catalog:
         Row 0: the index is full, or the namespace was dropped meanwhile; the slot is free again.
         """
         assert self.arena is not None
-        rows, fresh = self._rows_for(keys, payload_bytes=payload_bytes, namespace=namespace, keep=keep)
-        known = np.asarray(self._in_arena[rows] > 0) & (rows > 0)
-        use = (rows > 0) & ~known
+        rows, distinct = self._rows_for(keys, payload_bytes=payload_bytes, namespace=namespace, keep=keep)
+        use = (rows > 0) & (self._in_arena[rows] == 0) & distinct
         self.arena.free(slabs[~use], slots[~use])
         chosen = rows[use]
         self._arena_slab[chosen] = slabs[use]
@@ -166,20 +176,18 @@ class Catalog:
         self.arena.publish(slabs[use], slots[use], chosen)
         if chosen.shape[0]:
             self._on_event(True, Tier.ARENA, keys[use])
-        return rows, known & ~fresh
+        return rows, (rows > 0) & ~use
 
     def publish_volume(
         self, volume: int, keys: Keys, slabs: Rows, slots: Rows, *, payload_bytes: int, namespace: int, keep: bool, durable: bool
     ) -> tuple[Rows, Mask]:
-        """As `publish_arena`. A durable copy takes the place of one that was not synced. The checksum stands in the slot's own header."""
+        """As `publish_arena`; the checksum stands in the slot's own header. A durable copy takes the place of one not synced, even while it is read."""
         pool = self.volumes[volume]
-        rows, fresh = self._rows_for(keys, payload_bytes=payload_bytes, namespace=namespace, keep=keep)
-        known = np.asarray(self._volume[rows] > 0) & (rows > 0)
-        if durable:
-            replace = known & ((self._flags[rows] & FLAG_DURABLE) == 0) & (self._pins[rows] == 0)
-            self._free_volume_slots(rows[replace])
-            known = known & ~replace
-        use = (rows > 0) & ~known
+        rows, distinct = self._rows_for(keys, payload_bytes=payload_bytes, namespace=namespace, keep=keep)
+        absent = self._volume[rows] == 0
+        replace = ~absent & ((self._flags[rows] & FLAG_DURABLE) == 0) & distinct & durable
+        self._give_up_slots(rows[replace])
+        use = (rows > 0) & ((absent & distinct) | replace)
         pool.free(slabs[~use], slots[~use])
         chosen = rows[use]
         self._volume[chosen] = volume + 1
@@ -190,28 +198,34 @@ class Catalog:
         else:
             self._flags[chosen] &= ~np.uint8(FLAG_DURABLE)
         pool.publish(slabs[use], slots[use], chosen)
-        if chosen.shape[0]:
-            self._on_event(True, Tier.VOLUME, keys[use])
-        return rows, known & ~fresh
+        if (use & absent).any():
+            self._on_event(True, Tier.VOLUME, keys[use & absent])
+        return rows, (rows > 0) & ~use
+
+    def _give_up_slots(self, rows: Rows) -> None:
+        """Another volume copy takes the place of these rows': free its slot, or leave that to the last pin."""
+        busy = self._pins[rows] > 0
+        self._free_volume_slots(rows[~busy])
+        for row in rows[busy].tolist():
+            self._retired[row] = (int(self._volume[row]) - 1, int(self._volume_slab[row]), int(self._volume_slot[row]))
 
     def _rows_for(self, keys: Keys, *, payload_bytes: int, namespace: int, keep: bool) -> tuple[Rows, Mask]:
-        """Rows of the keys, new ones inserted; 0 for those that can't be (index full, doomed). And which are new."""
+        """Rows of the keys, new ones inserted; 0 for those that can't be (index full, doomed). And which keys stand there for the first time."""
         rows: Rows = self.index.lookup(keys).copy()
-        fresh = rows == 0
-        if fresh.any():
-            try:
-                inserted = self.index.insert(keys[fresh])
-            except IndexFull:
-                inserted = np.zeros(int(fresh.sum()), dtype=np.uint32)
-            live = inserted[inserted > 0]
-            self._payload_bytes[live] = payload_bytes
-            self._namespace[live] = namespace
-            self._flags[live] = 0
+        distinct = _first_of_each(keys)
+        fresh = np.flatnonzero((rows == 0) & distinct)[: self.index.capacity - len(self.index)]
+        if fresh.shape[0]:
+            inserted = self.index.insert(keys[fresh])
+            self._payload_bytes[inserted] = payload_bytes
+            self._namespace[inserted] = namespace
+            self._flags[inserted] = 0
             rows[fresh] = inserted
+        if not distinct.all():
+            rows[~distinct] = self.index.lookup(keys[~distinct])
         rows[(self._flags[rows] & FLAG_DOOMED) != 0] = 0
         if keep:
             self._flags[rows[rows > 0]] |= FLAG_KEEP
-        return rows, fresh
+        return rows, distinct
 
     def free_reserved(self, volume: int, slabs: Rows, slots: Rows) -> None:
         """Reserved slots whose move failed are empty again. `volume` -1: the arena."""
@@ -265,14 +279,20 @@ class Catalog:
     def unpin(self, rows: Rows) -> None:
         """The move is over; doomed rows without a pin go."""
         live = rows[rows > 0]
+        assert (self._pins[live] > 0).all(), "unpinning a row that is not pinned"
         np.subtract.at(self._pins, live, 1)
+        if self._retired:
+            for row in set(live[self._pins[live] == 0].tolist()) & self._retired.keys():
+                volume, slab, slot = self._retired.pop(row)
+                self.volumes[volume].free(np.array([slab], dtype=np.uint32), np.array([slot], dtype=np.uint32))
         doomed = np.unique(live[((self._flags[live] & FLAG_DOOMED) != 0) & (self._pins[live] == 0)])
         if doomed.shape[0]:
             self._delete(doomed)
 
     def lose(self, rows: Rows, *, volume: bool) -> None:
         """These copies turned out bad. While another move still pins the block all of it becomes invisible and goes later."""
-        live = np.unique(rows[rows > 0])
+        # Two moves may have found the same copy bad, and the block is gone with the first one's word or with the last pin.
+        live = np.unique(rows[(self._volume[rows] if volume else self._in_arena[rows]) > 0])
         busy = self._pins[live] > 0
         self._flags[live[busy]] |= FLAG_DOOMED
         if volume:
@@ -290,6 +310,7 @@ class Catalog:
             return
         self._on_event(False, Tier.ARENA, self.index.keys_of(rows))
         self._in_arena[rows] = 0
+        self._arena_referenced[rows] = 0
         self._forget_absent(rows)
 
     def _lose_volume(self, rows: Rows) -> None:
@@ -297,6 +318,8 @@ class Catalog:
             return
         self._on_event(False, Tier.VOLUME, self.index.keys_of(rows))
         self._volume[rows] = 0
+        self._volume_referenced[rows] = 0
+        self._flags[rows] &= ~np.uint8(FLAG_DURABLE)
         self._forget_absent(rows)
 
     def _forget_absent(self, rows: Rows) -> None:
@@ -343,9 +366,10 @@ class Catalog:
         present = (self._namespace == namespace) & ((self._in_arena > 0) | (self._volume > 0)) & ((self._flags & FLAG_DOOMED) == 0)
         return np.flatnonzero(present).astype(np.uint32)
 
-    def drop_volume(self, volume: int) -> int:
-        """A volume is gone: its copies are lost. Pinned ones become invisible and go later. Returns how many."""
-        rows = np.flatnonzero(self._volume == volume + 1).astype(np.uint32)
+    def drop_volume(self, volume: int, *, count_max: int = 4096) -> int:
+        """A volume is gone: up to `count_max` of its copies are lost, pinned ones become invisible and go later. Returns how many; call it until it is 0."""
+        there = (self._volume == volume + 1) & ((self._flags & FLAG_DOOMED) == 0)
+        rows = np.flatnonzero(there)[:count_max].astype(np.uint32)
         self.lose(rows, volume=True)
         return int(rows.shape[0])
 
@@ -359,16 +383,13 @@ class Catalog:
         A key that is there already keeps its first copy: both name the same content.
         """
         known = self.index.lookup(keys)
-        _, first = np.unique(keys.view("S32"), return_index=True)
-        distinct = np.zeros(keys.shape[0], dtype=np.bool_)
-        distinct[first] = True
-        use = distinct & (self._volume[known] == 0)
+        doomed = (self._flags[known] & FLAG_DOOMED) != 0
+        use = _first_of_each(keys) & (self._volume[known] == 0) & ~doomed
+        fresh = np.flatnonzero(use & (known == 0))
         room = self.index.capacity - len(self.index)
-        if int(use.sum()) > room:
-            use[np.flatnonzero(use)[room:]] = False
-        fresh = use & (known == 0)
+        use[fresh[room:]] = False
         rows = known.copy()
-        rows[fresh] = self.index.insert(keys[fresh])
+        rows[fresh[:room]] = self.index.insert(keys[fresh[:room]])
         chosen = rows[use]
         self._volume[chosen] = volume + 1
         self._volume_slab[chosen] = slab
@@ -377,7 +398,9 @@ class Catalog:
         self._namespace[chosen] = namespaces[use]
         self._flags[chosen] = np.where(kept[use], FLAG_KEEP, 0) | FLAG_DURABLE
         self.volumes[volume].recover(slab, slots[use], chosen)
-        held = rows[use & kept]
+        # Whichever of its copies says so, the block is kept.
+        held = np.unique(np.where(doomed, 0, self.index.lookup(keys))[kept]).astype(np.uint32)
+        held = held[held > 0]
         if held.shape[0]:
             self.holds.hold(RECOVERED, held, keep_until_s)
         if chosen.shape[0]:
@@ -430,10 +453,34 @@ class Catalog:
         assert rows.shape[0] == len(self.index), (rows.shape[0], len(self.index))
         if self.arena is not None:
             self.arena.check()
+            reserved = sum(slab.reserved_count for slab in self.arena.slabs)
+            assert self.arena.used_slots == int((self._in_arena > 0).sum()) + reserved, "a slot of the arena has no row"
             for row in rows[self._in_arena[rows] > 0]:
                 assert self.arena.slabs[self._arena_slab[row]].rows[self._arena_slot[row]] == row
         for volume, pool in enumerate(self.volumes):
             pool.check()
+            reserved = sum(slab.reserved_count for slab in pool.slabs)
+            retired = [(row, slab, slot) for row, (number, slab, slot) in self._retired.items() if number == volume]
+            assert pool.used_slots == int((self._volume == volume + 1).sum()) + reserved + len(retired), "a slot of a volume has no row"
+            for row, slab, slot in retired:
+                assert self._pins[row] and pool.slabs[slab].rows[slot] == row
             for row in rows[self._volume[rows] == volume + 1]:
                 assert pool.slabs[self._volume_slab[row]].rows[self._volume_slot[row]] == row
-        assert not self._pins[0] and not self._volume[0] and not self._in_arena[0]
+        absent = np.ones(self.index.capacity + 1, dtype=np.bool_)
+        absent[rows] = False
+        for column in (self._pins, self._hold_counts, self._flags, self._arena_referenced, self._volume_referenced):
+            assert not column[absent].any(), "a row without a block carries something over"
+        assert not ((self._flags & FLAG_DOOMED) != 0)[self._pins == 0].any(), "a doomed row without a pin is still there"
+
+
+def _first_of_each(keys: Keys) -> Mask:
+    """Which keys stand in the array for the first time."""
+    count = keys.shape[0]
+    packed = np.ascontiguousarray(keys)
+    # All first words differing settles it for digests, at a tenth of what sorting whole keys takes.
+    if np.unique(packed.view(np.uint64)[::4]).shape[0] == count:
+        return np.ones(count, dtype=np.bool_)
+    _, first = np.unique(packed.view("S32"), return_index=True)
+    distinct = np.zeros(count, dtype=np.bool_)
+    distinct[first] = True
+    return distinct

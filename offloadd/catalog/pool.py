@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from offloadd.catalog.ring import Ring
-from offloadd.catalog.slab import FREE, RESERVED, Slab, SlabColumns
-from offloadd.catalog.slab import SlabState as SlabState
+from offloadd.catalog.slab import FREE, RESERVED, Rows, Slab, SlabColumns, SlabState
 
-Rows = npt.NDArray[np.uint32]
+__all__ = ["Pool", "Reservation", "Shortage", "Slab", "SlabState", "Wish"]
+
 Mask = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int64]
 
@@ -228,9 +228,10 @@ class Pool:
         candidates = np.flatnonzero(foreign)
         if candidates.shape[0] > RECUT_CANDIDATES:
             candidates = candidates[np.argpartition(columns.used_tick[candidates], RECUT_CANDIDATES)[:RECUT_CANDIDATES]]
-        for index in candidates[np.argsort(columns.used_tick[candidates], kind="stable")]:
+        order: list[int] = candidates[np.argsort(columns.used_tick[candidates], kind="stable")].tolist()
+        for index in order:
             slab = self.slabs[index]
-            if not self._protected(slab.rows[slab.rows != FREE]).any():
+            if not np.any(self._protected(slab.rows[slab.rows != FREE])):
                 return slab
             # What must stay is in use: the next reservation looks at other slabs, or a few old keeps would hide all the cold ones behind them.
             slab.used_tick = self._tick
@@ -380,11 +381,15 @@ class Pool:
         self._columns.used_tick[slabs] = self._tick
 
     def _by_slab(self, slabs: Rows, slots: Rows) -> list[tuple[Slab, Rows, npt.NDArray[np.intp]]]:
+        if slabs.shape[0] == 0:
+            return []
         # One sort instead of a pass for each slab: the blocks of a dropped namespace lie in many.
         order = np.argsort(slabs, kind="stable")
         indexes, firsts = np.unique(slabs[order], return_index=True)
+        stops = [*firsts[1:].tolist(), slabs.shape[0]]
         parts = []
-        for index, where in zip(indexes.tolist(), np.split(order, firsts[1:]), strict=True):
+        for index, first, stop in zip(indexes.tolist(), firsts.tolist(), stops, strict=True):
+            where = order[first:stop]
             parts.append((self.slabs[index], slots[where], where))
         return parts
 

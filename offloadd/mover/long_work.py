@@ -13,7 +13,6 @@ from offloadd.clock import wall_ns
 from offloadd.memory.mapping import Bytes
 from offloadd.model.enums import Reason
 from offloadd.mover import headers as slot_headers
-from offloadd.mover import slot_io
 from offloadd.mover.messages import Copied
 from offloadd.mover.slices import Slice
 from offloadd.mover.tools import Tools, differs_in_engine, gather_blocks, scatter_blocks
@@ -59,7 +58,6 @@ def evict(tools: Tools, piece: Slice) -> None:
     """Region → volume. COPIED is sent after the last chunk has been gathered."""
     volume, job, staging = tools.the_volume(), piece.job, tools.staging
     offset = volume.slot_offset(piece.records, job.slot_bytes)
-    fd = volume.synced_fd if job.durable else volume.data_fd
     chunks = _chunks(piece)
     crcs = np.zeros(len(chunks), dtype=np.uint32)
     for number, first, last in [*chunks[1:], chunks[0]]:
@@ -79,11 +77,11 @@ def evict(tools: Tools, piece: Slice) -> None:
         staging[SECTOR_BYTES + last - first : SECTOR_BYTES + _padded(last - first)] = 0
         piece.spent_on_checksum()
         if number:
-            piece.spent_on_io(slot_io.write(fd, [staging[SECTOR_BYTES : SECTOR_BYTES + _padded(last - first)]], offset + SECTOR_BYTES + first))
+            piece.spent_on_io(volume.write([staging[SECTOR_BYTES : SECTOR_BYTES + _padded(last - first)]], offset + SECTOR_BYTES + first, durable=job.durable))
     piece.checksums[0] = _whole_crc(crcs, chunks)
     _seal_header(staging[:SECTOR_BYTES], piece, volume.volume_uuid, crcs)
     piece.spent_on_checksum()
-    piece.spent_on_io(slot_io.write(fd, [staging[: SECTOR_BYTES + _padded(chunks[0][2])]], offset))
+    piece.spent_on_io(volume.write([staging[: SECTOR_BYTES + _padded(chunks[0][2])]], offset, durable=job.durable))
 
 
 def restore(tools: Tools, piece: Slice) -> None:
@@ -129,12 +127,12 @@ def _verified(tools: Tools, piece: Slice, target: Callable[[int, int], Bytes]) -
     for number, first, last in chunks:
         buffer = target(first, _padded(last - first))
         if number == 0:
-            piece.spent_on_io(slot_io.read(volume.data_fd, [page, buffer], offset))
+            piece.spent_on_io(volume.read([page, buffer], offset))
             if job.verify and not slot_headers.judge_chunked(head, piece.records, volume_uuid=volume.volume_uuid, chunk_count=len(chunks)):
                 piece.fail(Reason.HEADER_MISMATCH)
                 return
         else:
-            piece.spent_on_io(slot_io.read(volume.data_fd, [buffer], offset + SECTOR_BYTES + first))
+            piece.spent_on_io(volume.read([buffer], offset + SECTOR_BYTES + first))
         crcs[number] = crc32c(buffer[: last - first])
         piece.spent_on_checksum()
         if job.verify and crcs[number] != head["chunk_crcs"][0, number]:
@@ -161,10 +159,9 @@ def spill(tools: Tools, piece: Slice) -> None:
     page = tools.staging[:SECTOR_BYTES]
     _seal_header(page, piece, volume.volume_uuid, crcs)
     piece.spent_on_checksum()
-    fd = volume.synced_fd if job.durable else volume.data_fd
     for _, first, last in chunks[1:]:
-        piece.spent_on_io(slot_io.write(fd, [slot[first : first + _padded(last - first)]], offset + SECTOR_BYTES + first))
-    piece.spent_on_io(slot_io.write(fd, [page, slot[: _padded(chunks[0][2])]], offset))
+        piece.spent_on_io(volume.write([slot[first : first + _padded(last - first)]], offset + SECTOR_BYTES + first, durable=job.durable))
+    piece.spent_on_io(volume.write([page, slot[: _padded(chunks[0][2])]], offset, durable=job.durable))
 
 
 def read_only(tools: Tools, piece: Slice) -> None:
@@ -173,4 +170,4 @@ def read_only(tools: Tools, piece: Slice) -> None:
     offset = volume.slot_offset(piece.records, piece.job.slot_bytes)
     for number, first, last in _chunks(piece):
         begin = 0 if number == 0 else SECTOR_BYTES
-        piece.spent_on_io(slot_io.read(volume.data_fd, [staging[begin : SECTOR_BYTES + _padded(last - first)]], offset + begin + first))
+        piece.spent_on_io(volume.read([staging[begin : SECTOR_BYTES + _padded(last - first)]], offset + begin + first))

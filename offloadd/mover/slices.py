@@ -121,7 +121,7 @@ def cut(job: Job, *, thread_count: int, staging_slot_bytes: int) -> list[Slice]:
         if job.slot_bytes < 1:
             raise ValueError(f"a volume job has slot_bytes {job.slot_bytes}; at least 1 is needed")
         # A slot longer than a staging slot passes through it chunk by chunk, one block a slice.
-        limit = max(1, min(staging_slot_bytes, int(__import__("os").environ.get("SLICE","8192"))*1024) // job.slot_bytes)
+        limit = max(1, staging_slot_bytes // job.slot_bytes)
         if operation in _VECTORED_OPERATIONS:
             limit = min(limit, BUFFERS_MAX // 2)
         bounds = _cut_runs(_runs(records), limit, thread_count)

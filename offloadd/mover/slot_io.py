@@ -18,8 +18,7 @@ class ShortIoError(Exception):
 def read(fd: int, buffers: list[Bytes], offset: int) -> int:
     """Fill all buffers from `offset` with one preadv; the count of bytes read. Raises `ShortIoError`, OSError."""
     wanted_bytes = sum(buffer.nbytes for buffer in buffers)
-    with GATE.entered(wanted_bytes):
-        moved_bytes = os.preadv(fd, [buffer.data for buffer in buffers], offset)
+    moved_bytes = os.preadv(fd, [buffer.data for buffer in buffers], offset)
     if moved_bytes != wanted_bytes:
         raise ShortIoError(f"read {moved_bytes} bytes at offset {offset}; {wanted_bytes} were asked for")
     return moved_bytes
@@ -28,25 +27,7 @@ def read(fd: int, buffers: list[Bytes], offset: int) -> int:
 def write(fd: int, buffers: list[Bytes], offset: int) -> int:
     """Write all buffers at `offset` with one pwritev; the count of bytes written. Raises `ShortIoError`, OSError."""
     wanted_bytes = sum(buffer.nbytes for buffer in buffers)
-    with GATE.entered(wanted_bytes):
-        moved_bytes = os.pwritev(fd, [buffer.data for buffer in buffers], offset)
+    moved_bytes = os.pwritev(fd, [buffer.data for buffer in buffers], offset)
     if moved_bytes != wanted_bytes:
         raise ShortIoError(f"wrote {moved_bytes} bytes at offset {offset}; {wanted_bytes} were given")
     return moved_bytes
-
-
-import threading
-from contextlib import contextmanager
-class Gate:
-    def __init__(self, limit):
-        self.limit=limit; self.cond=threading.Condition(); self.busy=0
-    @contextmanager
-    def entered(self, n):
-        with self.cond:
-            self.cond.wait_for(lambda: not self.busy or self.busy+n<=self.limit)
-            self.busy+=n
-        try: yield
-        finally:
-            with self.cond:
-                self.busy-=n; self.cond.notify_all()
-GATE=Gate(int(os.environ.get("GATE","1000"))<<20)

@@ -6,7 +6,6 @@ from offloadd.clock import wall_ns
 from offloadd.memory.mapping import Bytes
 from offloadd.model.enums import Reason
 from offloadd.mover import headers as slot_headers
-from offloadd.mover import slot_io
 from offloadd.mover.arena import Arena
 from offloadd.mover.slices import Slice
 from offloadd.mover.tools import Tools
@@ -43,13 +42,12 @@ def spill(tools: Tools, piece: Slice) -> None:
     heads = slot_headers.headers_in(tools.staging, count, SECTOR_BYTES)
     slot_headers.fill(heads, records, volume_uuid=volume.volume_uuid, written_ns=wall_ns(), checksums=piece.checksums)
     piece.spent_on_checksum()
-    fd = volume.synced_fd if job.durable else volume.data_fd
     good = piece.good()
     # One write unless a bad block lies in between.
     for run in np.split(good, np.flatnonzero(np.diff(good) != 1) + 1):
         if run.size:
             begin, end = int(run[0]), int(run[-1]) + 1
-            piece.spent_on_io(slot_io.write(fd, _vector(tools.staging, arena, piece, begin, end), offset + begin * job.slot_bytes))
+            piece.spent_on_io(volume.write(_vector(tools.staging, arena, piece, begin, end), offset + begin * job.slot_bytes, durable=job.durable))
 
 
 def prefetch(tools: Tools, piece: Slice) -> None:
@@ -58,7 +56,7 @@ def prefetch(tools: Tools, piece: Slice) -> None:
     count = len(records)
     arena.check(records)
     offset = volume.slot_offset(records, job.slot_bytes)
-    piece.spent_on_io(slot_io.read(volume.data_fd, _vector(tools.staging, arena, piece, 0, count), offset))
+    piece.spent_on_io(volume.read(_vector(tools.staging, arena, piece, 0, count), offset))
     heads = slot_headers.headers_in(tools.staging, count, SECTOR_BYTES)
     if job.verify:
         piece.reasons[~slot_headers.judge(heads, records, volume_uuid=volume.volume_uuid)] = Reason.HEADER_MISMATCH

@@ -1,9 +1,12 @@
 """One volume as a mover sees it: two descriptors passed to it, and where slots lie."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from offloadd.memory.mapping import Bytes
 from offloadd.model.slots import Records
+from offloadd.mover import slot_io
+from offloadd.mover.io_gate import IoGate
 from offloadd.tiers.format import slot_bytes_for, slot_count_for, slots_offset
 
 
@@ -17,6 +20,17 @@ class Volume:
     volume_bytes: int
     slab_bytes: int
     data_offset: int
+    gate: IoGate = field(default_factory=IoGate)
+
+    def read(self, buffers: list[Bytes], offset: int) -> int:
+        """Fill all buffers from `offset` in one I/O; the count of bytes read. Raises `ShortIoError`, OSError."""
+        with self.gate.passing(sum(buffer.nbytes for buffer in buffers)):
+            return slot_io.read(self.data_fd, buffers, offset)
+
+    def write(self, buffers: list[Bytes], offset: int, *, durable: bool) -> int:
+        """Write all buffers at `offset` in one I/O, on the device when it returns if `durable`; the count of bytes written. Raises `ShortIoError`, OSError."""
+        with self.gate.passing(sum(buffer.nbytes for buffer in buffers)):
+            return slot_io.write(self.synced_fd if durable else self.data_fd, buffers, offset)
 
     def slot_offset(self, records: Records, slot_bytes: int) -> int:
         """Byte offset of the first of neighbouring slots.

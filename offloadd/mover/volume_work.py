@@ -15,7 +15,6 @@ from offloadd.clock import wall_ns
 from offloadd.memory.mapping import Bytes
 from offloadd.model.enums import Reason
 from offloadd.mover import headers as slot_headers
-from offloadd.mover import slot_io
 from offloadd.mover.messages import Copied
 from offloadd.mover.slices import Slice
 from offloadd.mover.tools import Indices, Regions, Tools, differs_in_engine, gather_blocks, scatter_blocks
@@ -72,7 +71,7 @@ def evict(tools: Tools, piece: Slice) -> None:
         # A block that was not copied faithfully must not come back under its key after a restart: no header, no block.
         staged[index * job.slot_bytes : index * job.slot_bytes + SECTOR_BYTES] = 0
     piece.spent_on_checksum()
-    piece.spent_on_io(slot_io.write(volume.synced_fd if job.durable else volume.data_fd, [staged], offset))
+    piece.spent_on_io(volume.write([staged], offset, durable=job.durable))
 
 
 def _compare_sources(piece: Slice, regions: Regions, staged: Bytes) -> None:
@@ -100,7 +99,7 @@ def restore(tools: Tools, piece: Slice) -> None:
     volume, job, records = tools.the_volume(), piece.job, piece.records
     staged = _staged(tools, piece)
     offset = volume.slot_offset(records, job.slot_bytes)
-    piece.spent_on_io(slot_io.read(volume.data_fd, [staged], offset))
+    piece.spent_on_io(volume.read([staged], offset))
     heads = slot_headers.headers_in(staged, len(records), job.slot_bytes)
     if job.verify:
         piece.reasons[~slot_headers.judge(heads, records, volume_uuid=volume.volume_uuid)] = Reason.HEADER_MISMATCH
@@ -153,4 +152,4 @@ def read_only(tools: Tools, piece: Slice) -> None:
     """Volume → staging slot and no further."""
     volume = tools.the_volume()
     staged = _staged(tools, piece)
-    piece.spent_on_io(slot_io.read(volume.data_fd, [staged], volume.slot_offset(piece.records, piece.job.slot_bytes)))
+    piece.spent_on_io(volume.read([staged], volume.slot_offset(piece.records, piece.job.slot_bytes)))

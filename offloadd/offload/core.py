@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 
 from offloadd import clock
 from offloadd.catalog.catalog import Catalog
@@ -25,6 +26,8 @@ from offloadd.offload.regions import Regions
 from offloadd.offload.sessions import Session
 from offloadd.offload.volume_link import VolumeLink
 from offloadd.scheduler.lane_queue import JobClass
+
+log = structlog.get_logger()
 
 #: How long the answer waits for a fence at the deadline. A running copy of one slice takes milliseconds; what takes longer is QUARANTINED.
 FENCE_WAIT_S = 1.0
@@ -132,8 +135,14 @@ class Core:
         """Run a coroutine on its own, held until it ends."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._task_ended)
         return task
+
+    def _task_ended(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.counters["faults"] += 1
+            log.error("bug: work in the background failed", exc_info=error)
 
     async def idle(self) -> None:
         """Wait until everything spawned has ended."""

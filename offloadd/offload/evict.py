@@ -135,7 +135,7 @@ class Evictor:
             core.catalog.touch(rows[present])
             if options.keep_until_s is not None:
                 core.catalog.holds.hold(session.instance.ordinal, rows[present], options.keep_until_s)
-            core.catalog.holds.claim(session.instance.ordinal, rows[present], options.keep_until_s or clock.monotonic_s())
+                core.catalog.holds.claim(session.instance.ordinal, rows[present], options.keep_until_s)
         missing = np.flatnonzero(~present).astype(np.uint32)
         region = core.regions.by_number(batch.region)
         shortage = Shortage.NONE
@@ -273,27 +273,31 @@ class Evictor:
         core = self._core
         await move.finished.wait()
         core.mover.forget_move(move.number)
-        for part in parts:
-            good = move.reasons[part.span] == 0
-            if part.region.namespace.dropped:
-                good[:] = False
-            self._free(part, ~good)
-            rows = self._publish(part, good, move, options)
-            if options.keep_until_s is not None and session.instance.sessions:
-                core.catalog.holds.hold(session.instance.ordinal, rows[rows > 0], options.keep_until_s)
-            if part.volume < 0 and options.tier != Tier.ARENA:
-                self._spiller.spill(rows[rows > 0])
-            for key in part.keys.tolist():
-                if core.in_flight.get(key) is over:
-                    del core.in_flight[key]
-            lost = int((~good).sum())
-            if lost:
-                core.counters["evict_blocks_failed"] += lost
-        over.set()
+        try:
+            for part in parts:
+                self._settle(session, move, part, options)
+        finally:
+            # Also after a fault of ours: restores that wait for these keys would else wait until their deadlines.
+            for part in parts:
+                for key in part.keys.tolist():
+                    if core.in_flight.get(key) is over:
+                        del core.in_flight[key]
+            over.set()
 
-    def _free(self, part: _Part, bad: npt.NDArray[np.bool_]) -> None:
-        if bad.any():
-            self._core.catalog.free_reserved(part.volume, part.slabs[bad], part.slots[bad])
+    def _settle(self, session: Session, move: Move, part: _Part, options: EvictOptions) -> None:
+        core = self._core
+        good = move.reasons[part.span] == 0
+        if part.region.namespace.dropped:
+            good[:] = False
+        if not good.all():
+            core.catalog.free_reserved(part.volume, part.slabs[~good], part.slots[~good])
+            core.counters["evict_blocks_failed"] += int((~good).sum())
+        rows = self._publish(part, good, move, options)
+        stored = rows[rows > 0]
+        if options.keep_until_s is not None and session.instance.sessions:
+            core.catalog.holds.hold(session.instance.ordinal, stored, options.keep_until_s)
+        if part.volume < 0 and options.tier != Tier.ARENA:
+            self._spiller.spill(stored)
 
     def _publish(self, part: _Part, good: npt.NDArray[np.bool_], move: Move, options: EvictOptions) -> Indices:
         core = self._core

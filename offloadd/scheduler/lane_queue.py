@@ -1,4 +1,4 @@
-"""The order of jobs on one lane: restores first, evicts in small portions, with a minimum share for evicts.
+"""The order of jobs on one lane: restores first, then evicts, then the rest; each of these keeps a minimum share beside the one before it.
 
 A lane runs what it was sent in order, so what it has not been sent is what can still be overtaken. Restores are sent ahead up to a window of bytes that keeps
 the lane's threads busy; evicts only as many slices as threads, so that a restore that arrives waits for one slice at most.
@@ -31,7 +31,8 @@ class LaneQueue:
     """Decides which job the lane gets next.
 
     `restore_bytes_in_flight`: the window of restores sent ahead. `evict_bytes_in_flight`: the window of everything else. While restores wait or run,
-    one evict job is sent for every `evict_share` restore jobs, so that steady restores do not starve evicts for ever.
+    one evict job is sent for every `evict_share` restore jobs, so that steady restores do not starve evicts for ever; and for every `evict_share` evict jobs
+    one background job, since a spill that waits keeps arena slots pinned.
     """
 
     def __init__(self, *, restore_bytes_in_flight: int, evict_bytes_in_flight: int, evict_share: int) -> None:
@@ -45,6 +46,7 @@ class LaneQueue:
         self._in_flight: dict[int, Ticket] = {}
         self._bytes_in_flight = dict.fromkeys(JobClass, 0)
         self._restores_since_evict = 0
+        self._evicts_since_background = 0
 
     def submit(self, ticket: Ticket) -> None:
         """A job wants to run."""
@@ -63,13 +65,24 @@ class LaneQueue:
             self._queues[ticket.job_class].popleft()
             self._in_flight[ticket.job] = ticket
             self._bytes_in_flight[ticket.job_class] += ticket.io_bytes
-            self._restores_since_evict = self._restores_since_evict + 1 if ticket.job_class == JobClass.RESTORE else 0
+            self._count(ticket.job_class)
             ready.append(ticket.job)
         return ready
 
+    def _count(self, job_class: JobClass) -> None:
+        if job_class == JobClass.RESTORE:
+            self._restores_since_evict += 1
+            return
+        self._restores_since_evict = 0
+        self._evicts_since_background = self._evicts_since_background + 1 if job_class == JobClass.EVICT else 0
+
+    def _others(self) -> deque[Ticket]:
+        evicts, background = self._queues[JobClass.EVICT], self._queues[JobClass.BACKGROUND]
+        return background if background and (not evicts or self._evicts_since_background >= self._evict_share) else evicts
+
     def _next(self) -> Ticket | None:
         restores = self._queues[JobClass.RESTORE]
-        others = self._queues[JobClass.EVICT] or self._queues[JobClass.BACKGROUND]
+        others = self._others()
         restores_busy = bool(restores) or self._bytes_in_flight[JobClass.RESTORE] > 0
         if others and self._fits(others[0]) and (not restores_busy or self._restores_since_evict >= self._evict_share):
             return others[0]

@@ -31,7 +31,9 @@ class BlocksNotRestored(Exception):
     """Blocks of a request did not all come back: the engine may not use their destinations. `before` and `after` are the destinations' bytes."""
 
     def __init__(self, request_id: str, keys: Sequence[bytes], result: RestoreResult, before: npt.NDArray[np.uint8], after: npt.NDArray[np.uint8]) -> None:
-        super().__init__(f"{request_id}: {result.restored_count} of {len(keys)} blocks restored: {sorted({outcome.status.name for outcome in result.outcomes})}")
+        super().__init__(
+            f"{request_id}: {result.restored_count} of {len(keys)} blocks restored: {sorted({outcome.status.name for outcome in result.outcomes})}"
+        )
         self.keys = tuple(keys)
         self.result = result
         self.before = before
@@ -46,10 +48,10 @@ class Preemption:
     token_count: int
     keys: list[bytes]
     sources: list[int]
-    evict_session: str
+    evict_life: int
     has_tail: bool
     targets: list[int] = field(default_factory=list)
-    restore_session: str = ""
+    restore_life: int = -1
 
     @property
     def resumed(self) -> bool:
@@ -68,6 +70,7 @@ class Swap:
         use_anything: bool = False,
         after_evict: Callable[[], object] = lambda: None,
         before_first_restore: Callable[[], object] = lambda: None,
+        daemon_life: Callable[[], int] = lambda: 0,
         on_refusal: Callable[[BlocksNotRestored], object] = lambda refused: None,
     ) -> None:
         self._client = client
@@ -75,6 +78,8 @@ class Swap:
         self._use_anything = use_anything
         self._after_evict = after_evict
         self._before_first_restore = before_first_restore
+        #: Tells one life of the daemon from the next.
+        self._daemon_life = daemon_life
         self._on_refusal = on_refusal
         self._memory: HostMemory | None = None
         self._region: Region | None = None
@@ -121,7 +126,7 @@ class Swap:
             if outcome.status is EvictStatus.STORED:
                 self.stored_bytes[key] = digest
         has_tail = len(tokens) % self._block_tokens > 0
-        self._out[request_id] = Preemption(request_id, len(tokens), keys, sources, self._client.session_name, has_tail)
+        self._out[request_id] = Preemption(request_id, len(tokens), keys, sources, self._daemon_life(), has_tail)
         self.preemptions.append(self._out[request_id])
         self._after_evict()
         return result.all_stored
@@ -135,7 +140,7 @@ class Swap:
         assert len(targets) == len(preemption.keys)
         before = self.block_bytes(targets)
         result = self._client.restore(Blocks(self.region, targets, preemption.keys), path=self._way.path, require_path=True, consume=True)
-        preemption.targets, preemption.restore_session = targets, self._client.session_name
+        preemption.targets, preemption.restore_life = targets, self._daemon_life()
         self.restored.update((outcome.status, outcome.tier) for outcome in result.outcomes)
         self.restore_uses.update(_blocks_by_way(result.paths))
         for key, digest, outcome in zip(preemption.keys, self._digests(targets), result.outcomes, strict=True):

@@ -32,8 +32,8 @@ def check_against_daemon(swap: Swap, daemon: DaemonProcess, tier: Tier, path: Pa
     assert counters[f'offloadd_blocks_total{{operation="evict",outcome="stored",tier="{name}"}}'] == stored
     assert counters['offloadd_blocks_total{operation="evict",outcome="duplicate",tier="any"}'] == duplicate
     assert counters[f'offloadd_blocks_total{{operation="restore",outcome="restored",tier="{name}"}}'] == restored
-    assert counters[f'offloadd_bytes_total{{operation="evict",path="{way}",tier="{name}"}}'] == stored * block_bytes
-    assert counters[f'offloadd_bytes_total{{operation="restore",path="{way}",tier="{name}"}}'] == restored * block_bytes
+    assert counters[f'offloadd_bytes_total{{operation="evict",tier="{name}",path="{way}"}}'] == stored * block_bytes
+    assert counters[f'offloadd_bytes_total{{operation="restore",tier="{name}",path="{way}"}}'] == restored * block_bytes
 
 
 def check_preemptions(swap: Swap) -> None:
@@ -83,10 +83,10 @@ def test_requests_preempted_before_a_restart_resume_after_it(
             daemon.kill()
         daemon.start()
 
-    swap = Swap(client, THROUGH_VOLUME, before_first_restore=restart)
+    swap = Swap(client, THROUGH_VOLUME, before_first_restore=restart, daemon_life=lambda: daemon.start_count)
     assert generate_preempted(swap) == undisturbed_tokens
     assert daemon.start_count == 2
-    survivors = [one for one in swap.preemptions if one.evict_session != one.restore_session]
+    survivors = [one for one in swap.preemptions if one.evict_life != one.restore_life]
     assert sum(len(one.keys) for one in survivors) > 0, "nothing was restored that had been evicted before the restart"
     check_preemptions(swap)
     check_against_daemon(swap, daemon, Tier.VOLUME, Path.HOST)

@@ -1,0 +1,266 @@
+"""How much memory does a block take in the index, and does any operation at a million blocks stop the event loop for more than 5 ms?
+
+The catalog alone, in this process: one volume, filled through reservations and publications, with a keeper that answers at once. Every call is timed by itself.
+"""
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from bench.support.cpu import resident_bytes
+from bench.support.fakes import Keys, add_volume, grant, random_keys
+from bench.support.report import Figure, Report, Target, benchmark
+from bench.support.stats import Summary
+from bench.support.workload import load_workload
+from offloadd.catalog.catalog import Catalog
+from offloadd.catalog.pool import Pool, Shortage
+from offloadd.tiers.format import slot_bytes_for, slot_count_for
+
+PAUSE_S = 5e-3
+BYTES_PER_BLOCK_MAX = 150.0
+NAMESPACE = 1
+HOLDER = 7
+
+Rows = npt.NDArray[np.uint32]
+
+
+class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`batch_counts`: blocks of one request; `call_count`: calls of each kind with each of them."""
+
+    name: str
+    block_count: int
+    block_bytes: int
+    slab_bytes: int
+    open_slabs: int
+    batch_counts: list[int]
+    call_count: int
+
+
+class Scale:
+    """A full catalog, and the clock around each call on it."""
+
+    def __init__(self, report: Report, work: Work) -> None:
+        self.report = report
+        self.work = work
+        self.slot_bytes = slot_bytes_for(work.block_bytes)
+        self.slots_per_slab = slot_count_for(work.slab_bytes, self.slot_bytes)
+        self.slab_count = -(-work.block_count // self.slots_per_slab)
+        self.block_count = self.slab_count * self.slots_per_slab
+        start = time.perf_counter()
+        self.catalog = Catalog(capacity=self.block_count + 8192)
+        self.construction_s = time.perf_counter() - start
+        self.pool: Pool = add_volume(self.catalog, slab_count=self.slab_count, slab_bytes=work.slab_bytes, open_slabs=work.open_slabs)
+        self.random = np.random.default_rng(5)
+        self._seeds = 0
+
+    # -- timing ----------------------------------------------------------------------------------------------------------------------
+
+    def timed(self, series: list[float], call: Callable[[], Any]) -> Any:
+        """Call, and append its seconds."""
+        start = time.perf_counter()
+        result = call()
+        series.append(time.perf_counter() - start)
+        return result
+
+    def tell(self, name: str, series: list[float], *, pause: bool = True) -> None:
+        """One figure: the longest call in ms, with median and p99 beside it. `pause`: it runs on the event loop while requests are served."""
+        summary = Summary.of(series)
+        self.report.add(
+            Figure(
+                f"{name} (median {summary.median * 1e3:.3f}, p99 {summary.p99 * 1e3:.3f})",
+                summary.maximum * 1e3,
+                "ms max",
+                target=Target(PAUSE_S * 1e3, at_least=False) if pause else None,
+                detail=summary.detail(1e3, "ms_"),
+            )
+        )
+
+    # -- work ------------------------------------------------------------------------------------------------------------------------
+
+    def new_keys(self, count: int) -> Keys:
+        """Keys that were never seen."""
+        self._seeds += 1
+        return random_keys(count, 1000 + self._seeds)
+
+    def some_rows(self, count: int) -> Rows:
+        """Live rows of neighbouring blocks, as requests name them."""
+        live = self.live_rows()
+        first = int(self.random.integers(0, len(live) - count))
+        return live[first : first + count]
+
+    def live_rows(self) -> Rows:
+        """All rows that hold a block, by row."""
+        return self.catalog.rows_of_namespace(NAMESPACE)
+
+    def store(self, count: int, reserve_s: list[float], publish_s: list[float]) -> int:
+        """Evict `count` new blocks as the front does; returns how many got a slot."""
+        stored = 0
+        keys = self.new_keys(count)
+        while stored < count:
+            reservation = self.timed(reserve_s, lambda: self.catalog.reserve_volume(0, self.slot_bytes, count - stored))
+            taken = len(reservation)
+            mine = keys[stored : stored + taken]
+            if taken:
+                self.timed(publish_s, lambda mine=mine, reservation=reservation: self._publish(mine, reservation))
+                stored += taken
+            grant(self.pool)
+            if reservation.shortage == Shortage.FULL:
+                break
+        return stored
+
+    def _publish(self, keys: Keys, reservation: Any) -> None:
+        self.catalog.publish_volume(
+            0, keys, reservation.slabs, reservation.slots, payload_bytes=self.work.block_bytes, namespace=NAMESPACE, keep=False, durable=True
+        )
+
+    def fill(self) -> None:
+        """A million blocks, request by request."""
+        before = resident_bytes(_pid())
+        reserve_s: list[float] = []
+        publish_s: list[float] = []
+        while self.catalog.block_count < self.block_count:
+            self.store(min(512, self.block_count - self.catalog.block_count), reserve_s, publish_s)
+        gc.collect()
+        gc.freeze()
+        blocks = self.catalog.block_count
+        per_block = self.catalog.bytes_per_block() + self.pool.bytes_allocated / self.block_count
+        self.report.facts["blocks"] = blocks
+        self.report.facts["slabs"] = self.slab_count
+        self.report.add(
+            Figure(
+                "memory a block, index and pool's arrays",
+                per_block,
+                "B",
+                expected=128.0,
+                sketch="32 key + 12 × 2 table + 4 free + columns 37 + pool 8",
+                target=Target(BYTES_PER_BLOCK_MAX, at_least=False),
+                detail={"index": self.catalog.bytes_per_block(), "pool": self.pool.bytes_allocated / self.block_count},
+            )
+        )
+        self.report.add(Figure("resident memory that filling added, a block", max(0, resident_bytes(_pid()) - before) / blocks, "B"))
+        self.tell("reserve 512 free slots while filling", reserve_s)
+        self.tell("publish (insert) 512 while filling", publish_s)
+        self.report.add(Figure("making the empty index", self.construction_s * 1e3, "ms", sketch="before serving"))
+
+
+def _pid() -> int:
+    return os.getpid()
+
+
+def reads(scale: Scale, count: int) -> None:
+    """Lookup, plan and unpin, touch."""
+    catalog = scale.catalog
+    names = ("lookup, all held", "lookup, none held", "plan_restore (lookup and pin)", "unpin", "touch", "describe")
+    series: dict[str, list[float]] = {name: [] for name in names}
+    live = scale.live_rows()
+    for _ in range(scale.work.call_count):
+        first = int(scale.random.integers(0, len(live) - count))
+        rows = live[first : first + count]
+        keys = catalog.index.keys_of(rows)
+        strangers = scale.new_keys(count)
+        scale.timed(series[names[0]], lambda keys=keys: catalog.lookup(keys))
+        scale.timed(series[names[1]], lambda strangers=strangers: catalog.lookup(strangers))
+        sources = scale.timed(series[names[2]], lambda keys=keys: catalog.plan_restore(keys))
+        scale.timed(series[names[3]], lambda sources=sources: catalog.unpin(sources.rows))
+        scale.timed(series[names[4]], lambda rows=rows: catalog.touch(rows))
+        scale.timed(series[names[5]], lambda rows=rows: catalog.describe(rows))
+    for name in names:
+        scale.tell(f"{name}, {count} blocks", series[name])
+
+
+def victims(scale: Scale, count: int) -> None:
+    """Reservations on a full volume, where each takes victims: nothing kept."""
+    reserve_s: list[float] = []
+    publish_s: list[float] = []
+    for _ in range(scale.work.call_count):
+        if scale.store(count, reserve_s, publish_s) != count:
+            raise RuntimeError("a volume with nothing kept has no room")
+    scale.tell(f"reserve on a full volume (victims), {count} blocks", reserve_s)
+    scale.tell(f"publish on a full volume, {count} blocks", publish_s)
+
+
+def drops(scale: Scale, count: int) -> None:
+    """Delete blocks, then fill the gaps again."""
+    drop_s: list[float] = []
+    refill: list[float] = []
+    for _ in range(max(1, scale.work.call_count // 4)):
+        rows = scale.some_rows(count)
+        scale.timed(drop_s, lambda rows=rows: scale.catalog.drop(rows))
+        scale.store(count, refill, refill)
+    scale.tell(f"drop (delete), {count} blocks", drop_s)
+
+
+def worst_cases(scale: Scale) -> None:
+    """What happens seldom, once each, from the mildest to the end of everything."""
+    catalog, pool, holds = scale.catalog, scale.pool, scale.catalog.holds
+    live = scale.live_rows()
+    half = live[::2]
+    one: dict[str, list[float]] = {}
+
+    def once(name: str, call: Callable[[], Any], *, pause: bool = True) -> Any:
+        series = one.setdefault(name, [])
+        result = scale.timed(series, call)
+        scale.tell(name, series, pause=pause)
+        return result
+
+    batch = live[:4096]
+    once("hold 4,096 blocks", lambda: holds.hold(HOLDER, batch, 1e9))
+    once("release 4,096 blocks", lambda: holds.release(HOLDER, batch))
+    holds.hold(HOLDER, batch, 1e9)
+    once("drop 4,096 held blocks (holds.forget), 1 holder", lambda: catalog.drop(batch))
+    scale.store(len(batch), [], [])
+    for first in range(0, len(half), 4096):
+        holds.hold(HOLDER, half[first : first + 4096], 100.0)
+    live = scale.live_rows()
+    catalog.touch(live)
+    seconds: list[float] = []
+    scale.store(512, seconds, [])
+    scale.tell("reserve 512 with every other block kept and all used since the hand passed", seconds)
+    once("expire every other block's hold at once", lambda: holds.expire(200.0))
+    rest = scale.live_rows()
+    for first in range(0, len(rest), 4096):
+        holds.hold(HOLDER, rest[first : first + 4096], 1e9)
+    seconds = []
+    stored = scale.store(512, seconds, [])
+    scale.report.facts["stored_with_all_kept"] = stored
+    scale.tell("reserve 512 with every block kept (answer: full)", seconds)
+    seconds = []
+    reservation = scale.timed(seconds, lambda: catalog.reserve_volume(0, scale.slot_bytes * 2, 512))
+    assert len(reservation) == 0
+    scale.tell("reserve 512 of another slot size with every block kept", seconds)
+    once("release_all of every block's hold", lambda: holds.release_all(HOLDER))
+    reservation = once("reserve 512 of another slot size (re-cut of the coldest slab)", lambda: catalog.reserve_volume(0, scale.slot_bytes * 2, 512))
+    grant(pool)
+    once("rows_of_namespace, all of one", lambda: catalog.rows_of_namespace(NAMESPACE))
+    once("arena_only (drain)", lambda: catalog.arena_only(held=True))
+    once("open_slabs", pool.open_slabs)
+    once("next_to_close", pool.next_to_close)
+    once("drop_volume (not called while serving)", lambda: catalog.drop_volume(0), pause=False)
+
+
+def main() -> None:
+    """Run it."""
+    with benchmark("index_scale", "What does a block take in the index, and what stops the event loop at a million of them?") as report:
+        work = load_workload(Work, "index_1m", tiny=report.tiny)
+        scale = Scale(report, work)
+        report.say(f"filling {scale.block_count:,} blocks in {scale.slab_count} slabs")
+        scale.fill()
+        for count in work.batch_counts:
+            report.say(f"{work.call_count} calls of each kind with {count} blocks")
+            reads(scale, count)
+            victims(scale, count)
+            drops(scale, count)
+        report.say("worst cases")
+        worst_cases(scale)
+        if report.tiny:
+            scale.catalog.check()
+
+
+if __name__ == "__main__":
+    main()

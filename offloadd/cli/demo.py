@@ -1,0 +1,312 @@
+"""`offloadd demo`: a daemon and an engine's memory on this machine, every tier and path that it has, with the ceiling beside each figure."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from offloadd.client import AckLevel, AdminClient, Blocks, Client, HostMemory, Namespace, Path, PathCapability, Plane, Region, Tier
+from offloadd.errors import OffloaddError, Unavailable
+from offloadd.tiers.volume_file import format_volume
+from offloadd.tiers.volume_io import allocate
+from offloadd.units import GIB, MIB, format_bytes
+
+#: Llama-3-8B in bf16: K and V of 32 layers, 8 KV heads of 128 elements of 2 bytes.
+TOKEN_BYTES = 2 * 32 * 8 * 128 * 2
+BLOCK_TOKENS = 16
+BLOCK_BYTES = TOKEN_BYTES * BLOCK_TOKENS
+SEQUENCE_TOKENS = 2048
+BLOCK_COUNT = SEQUENCE_TOKENS // BLOCK_TOKENS
+
+SEQUENCE_ROUNDS = 15
+BLOCK_ROUNDS = 200
+CEILING_THREADS = 4
+CEILING_SLICE_BYTES = 8 * MIB
+
+VOLUME_BYTES = 1 * GIB + 256 * MIB
+SLAB_BYTES = 128 * MIB
+ARENA_BYTES = 768 * MIB
+#: Free space to ask for beyond the volume itself.
+SPARE_BYTES = 256 * MIB
+START_TIMEOUT_S = 60.0
+
+
+@dataclass(slots=True)
+class Figures:
+    """What one (tier, path) pair showed; seconds. `verified` counts whole sequences compared byte for byte."""
+
+    tier: Tier
+    path: Path
+    evict_s: float = 0.0
+    ack: str = ""
+    sequence_s: list[float] = field(default_factory=list)
+    block_s: list[float] = field(default_factory=list)
+    ceiling_s: list[float] = field(default_factory=list)
+    ceiling_name: str = ""
+    verified: int = 0
+
+
+class _Demo:
+    def __init__(self, folder: FilePath, console: Console) -> None:
+        self.folder = folder
+        self.console = console
+        self.volume = folder / "volume"
+        # Socket paths are limited to 107 bytes; a checkout may lie deep.
+        self.runtime_dir = FilePath(tempfile.mkdtemp(prefix="offloadd-demo-"))
+        self.log = folder / "daemon.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    # -- the daemon ------------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        free = shutil.disk_usage(self.folder).free
+        if free < VOLUME_BYTES + SPARE_BYTES:
+            raise Unavailable(f"{self.folder} has {format_bytes(free)} free; the demo needs {format_bytes(VOLUME_BYTES + SPARE_BYTES)}")
+        format_volume(str(self.volume), volume_bytes=VOLUME_BYTES, slab_bytes=SLAB_BYTES)
+        config = self.folder / "offloadd.toml"
+        config.write_text(
+            f'[daemon]\nruntime_dir = "{self.runtime_dir}"\nlog_format = "json"\nmetrics_listen = "127.0.0.1:0"\n'
+            f'[arena]\narena_bytes = {ARENA_BYTES}\n[[volume]]\npath = "{self.volume}"\n'
+        )
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen([sys.executable, "-m", "offloadd", "serve", "--config", str(config)], stdout=log, stderr=log)
+        end = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < end:
+            if self.process.poll() is not None:
+                raise Unavailable(f"the daemon ended with status {self.process.returncode}; its last words: {self._last_words()}")
+            try:
+                with AdminClient(self.runtime_dir) as admin:
+                    if any(volume.state in ("serving", "recovering") for volume in admin.status().volumes):
+                        return
+            except OffloaddError:
+                pass
+            time.sleep(0.05)
+        raise Unavailable(f"the daemon was not ready within {START_TIMEOUT_S:.0f} s; its last words: {self._last_words()}")
+
+    def _last_words(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()
+        return lines[-1] if lines else "none"
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        shutil.rmtree(self.runtime_dir, ignore_errors=True)
+        self.volume.unlink(missing_ok=True)
+
+    # -- the engine ------------------------------------------------------------------------------------------------------------------
+
+    def run(self, progress: Progress) -> tuple[list[Figures], tuple[PathCapability, ...]]:
+        task = progress.add_task("starting a daemon", total=2 + 2 * (SEQUENCE_ROUNDS + 3))
+        self.start()
+        with Client.connect(self.runtime_dir, instance="demo", timeout_s=START_TIMEOUT_S) as client:
+            progress.update(task, advance=1, description=f"filling {format_bytes(BLOCK_COUNT * BLOCK_BYTES)} of KV cache")
+            engine = _Engine(client)
+            progress.update(task, advance=1)
+            figures = [
+                self._measure(
+                    engine, Figures(Tier.ARENA, Path.DDR, ack="copied", ceiling_name="memcpy"), AckLevel.COPIED, _memcpy_ceiling(engine), progress, task
+                ),
+                self._measure(
+                    engine,
+                    Figures(Tier.VOLUME, Path.HOST, ack="durable", ceiling_name="raw O_DIRECT read"),
+                    AckLevel.DURABLE,
+                    _read_ceiling(self.volume),
+                    progress,
+                    task,
+                ),
+            ]
+            return figures, client.capabilities().paths
+
+    def _measure(self, engine: "_Engine", figures: Figures, ack: AckLevel, ceiling: Callable[[], float], progress: Progress, task: object) -> Figures:
+        name = f"{figures.tier.name.lower()} by path {figures.path.name.lower()}"
+
+        def say(what: str) -> None:
+            progress.update(task, advance=1, description=f"{name}: {what}")  # type: ignore[arg-type]
+
+        # A first evict under other names, so that slabs are cut and pages are there when the clock runs.
+        engine.evict(figures, ack, "warm-up")
+        say("evicting one sequence")
+        figures.evict_s = engine.evict(figures, ack, "demo")
+        say("restoring one block at a time")
+        for number in range(BLOCK_ROUNDS):
+            figures.block_s.append(engine.restore(figures, [number % BLOCK_COUNT]))
+        for number in range(SEQUENCE_ROUNDS):
+            say(f"restoring the sequence, {number + 1} of {SEQUENCE_ROUNDS}")
+            engine.wipe()
+            figures.ceiling_s.append(ceiling())
+            figures.sequence_s.append(engine.restore(figures, list(range(BLOCK_COUNT))))
+            engine.verify()
+            figures.verified += 1
+        say("done")
+        return figures
+
+
+class _Engine:
+    """The memory of one engine: a sequence in the first half of its blocks, room for its restored copy in the second."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.memory = HostMemory.allocate(2 * BLOCK_COUNT * BLOCK_BYTES, name="demo-kv")
+        self.blocks = self.memory.numpy(np.uint8, (2 * BLOCK_COUNT, BLOCK_BYTES))
+        self.source, self.target = self.blocks[:BLOCK_COUNT], self.blocks[BLOCK_COUNT:]
+        self.source[:] = np.random.default_rng(8).integers(0, 256, self.source.shape, dtype=np.uint8)
+        self.target[:] = 0
+        self.region: Region = client.register_region(
+            block_count=2 * BLOCK_COUNT,
+            planes=[Plane(0, 0, BLOCK_BYTES, BLOCK_BYTES)],
+            memories=[self.memory],
+            namespace=Namespace(model="llama-3-8b", weights="demo", engine="demo", kv_dtype="bfloat16", block_tokens=BLOCK_TOKENS, layout="cross-layer"),
+        )
+
+    def _hashes(self, figures: Figures, name: str, numbers: list[int]) -> list[bytes]:
+        return [hashlib.sha256(f"{name}/{figures.tier.name}/{number}".encode()).digest() for number in numbers]
+
+    def evict(self, figures: Figures, ack: AckLevel, name: str) -> float:
+        numbers = list(range(BLOCK_COUNT))
+        start = time.perf_counter()
+        answer = self.client.evict(
+            Blocks(self.region, numbers, self._hashes(figures, name, numbers)), ack=ack, tier=figures.tier, path=figures.path, require_path=True, deadline_s=120
+        )
+        seconds = time.perf_counter() - start
+        if not answer.all_stored:
+            worst = next(outcome for outcome in answer.outcomes if not outcome.stored)
+            raise Unavailable(f"a block was not stored: {worst.status.name}, {worst.reason.name}")
+        return seconds
+
+    def restore(self, figures: Figures, numbers: list[int]) -> float:
+        # Into other blocks, in another order: what a resumed request gets.
+        targets = [2 * BLOCK_COUNT - 1 - number for number in numbers]
+        start = time.perf_counter()
+        answer = self.client.restore(Blocks(self.region, targets, self._hashes(figures, "demo", numbers)), path=figures.path, require_path=True)
+        seconds = time.perf_counter() - start
+        if answer.restored_count != len(numbers):
+            worst = next(outcome for outcome in answer.outcomes if not outcome.restored)
+            raise Unavailable(f"a block was not restored: {worst.status.name}, {worst.reason.name}")
+        ways = [(use.tier, use.path) for use in answer.paths]
+        if ways != [(figures.tier, figures.path)]:
+            raise Unavailable(f"the bytes went another way than asked: {ways}")
+        return seconds
+
+    def wipe(self) -> None:
+        self.target[:] = 0
+
+    def verify(self) -> None:
+        if not np.array_equal(self.target[::-1], self.source):
+            raise AssertionError("a restored byte differs from the one evicted: this must never happen; please report it")
+
+
+def _memcpy_ceiling(engine: _Engine) -> Callable[[], float]:
+    """Copies as many bytes within memory, with as many threads as a lane has."""
+    scratch: npt.NDArray[np.uint8] = np.zeros(engine.source.shape, dtype=np.uint8)
+    parts = [slice(number, number + 8) for number in range(0, BLOCK_COUNT, 8)]
+
+    def copy(part: slice) -> None:
+        np.copyto(scratch[part], engine.source[part])
+
+    return _timed(lambda pool: list(pool.map(copy, parts)))
+
+
+def _read_ceiling(volume: FilePath) -> Callable[[], float]:
+    """Reads as many bytes of the volume file, O_DIRECT, with as many threads as a lane has and slices as long as a staging slot."""
+    fd = os.open(volume, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
+    buffers = [allocate(CEILING_SLICE_BYTES) for _ in range(CEILING_THREADS)]
+    offsets = list(range(2 * SLAB_BYTES, 2 * SLAB_BYTES + BLOCK_COUNT * BLOCK_BYTES, CEILING_SLICE_BYTES))
+
+    def read(thread: int) -> None:
+        for offset in offsets[thread::CEILING_THREADS]:
+            if os.preadv(fd, [buffers[thread]], offset) != CEILING_SLICE_BYTES:
+                raise Unavailable(f"{volume}: short read at {offset}")
+
+    return _timed(lambda pool: list(pool.map(read, range(CEILING_THREADS))))
+
+
+def _timed(work: Callable[[ThreadPoolExecutor], object]) -> Callable[[], float]:
+    pool = ThreadPoolExecutor(CEILING_THREADS)
+
+    def run() -> float:
+        start = time.perf_counter()
+        work(pool)
+        return time.perf_counter() - start
+
+    return run
+
+
+# -- the picture ---------------------------------------------------------------------------------------------------------------------
+
+
+def _milliseconds(seconds: list[float]) -> str:
+    p50, p99 = np.percentile(seconds, [50, 99]) * 1e3
+    digits = 1 if p50 >= 10 else 2
+    return f"{p50:.{digits}f} / {p99:.{digits}f}"
+
+
+def _table(figures: list[Figures], paths: tuple[PathCapability, ...]) -> Table:
+    payload = BLOCK_COUNT * BLOCK_BYTES
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("tier, path\nreally taken")
+    for heading in ("evict\nGB/s", "restore\nGB/s", "ceiling\nGB/s", "of the\nceiling", "sequence ms\np50 / p99", "one block ms\np50 / p99"):
+        table.add_column(heading, justify="right")
+    for one in figures:
+        restore, ceiling = float(np.median(one.sequence_s)), float(np.median(one.ceiling_s))
+        # The ratio of neighbours in time, so that a disk or a machine that drifts does not make it.
+        ratio = float(np.median(np.array(one.ceiling_s) / np.array(one.sequence_s)))
+        table.add_row(
+            f"{one.tier.name.lower()}, {one.path.name.lower()}",
+            f"{payload / one.evict_s / 1e9:.2f}",
+            f"[bold green]{payload / restore / 1e9:.2f}[/]",
+            f"{payload / ceiling / 1e9:.2f}",
+            f"{ratio:.0%}",
+            _milliseconds(one.sequence_s),
+            _milliseconds(one.block_s),
+        )
+    shown = {(one.tier, one.path) for one in figures}
+    for path in paths:
+        if (path.tier, path.path) not in shown:
+            table.add_row(f"{path.tier.name.lower()}, {path.path.name.lower()}", f"[dim]not available: {path.note}[/]")
+    return table
+
+
+def run() -> int:
+    """Run the demo in `.demo` under the working directory; the exit status."""
+    console = Console()
+    folder = FilePath.cwd() / ".demo"
+    folder.mkdir(exist_ok=True)
+    console.print(
+        f"[bold]offloadd demo[/]: one sequence of {SEQUENCE_TOKENS:,} tokens, shaped like Llama-3-8B in bf16: {BLOCK_COUNT} blocks of "
+        f"{BLOCK_TOKENS} tokens, {format_bytes(BLOCK_BYTES)} each, {format_bytes(BLOCK_COUNT * BLOCK_BYTES)} in all.\n"
+        "Evicted by one process's request, kept by a daemon, restored into other blocks, compared byte for byte.\n"
+    )
+    demo = _Demo(folder, console)
+    columns = (TextColumn("{task.description:<52}"), BarColumn(), TimeElapsedColumn())
+    try:
+        with Progress(*columns, console=console, transient=True) as progress:
+            figures, paths = demo.run(progress)
+    finally:
+        demo.stop()
+    console.print(_table(figures, paths))
+    sequences = sum(one.verified for one in figures)
+    console.print(
+        f"\n[green]✔[/] {sequences} sequences ({format_bytes(sequences * BLOCK_COUNT * BLOCK_BYTES)}) compared, every byte as it was evicted.\n"
+        f"[dim]evict: acknowledged when copied (arena), when synced (volume). ceiling: {figures[0].ceiling_name} for the arena,\n"
+        f"{figures[1].ceiling_name} of the same file for the volume; {CEILING_THREADS} threads, in turn with the restores;\n"
+        f"'of the ceiling' is the median of the pairs. p99: of {SEQUENCE_ROUNDS} sequences, of {BLOCK_ROUNDS} blocks. {os.cpu_count()} cores, {folder}.[/]"
+    )
+    return 0
