@@ -29,14 +29,18 @@ def add_volume(catalog: Catalog, *, slab_count: int, slab_bytes: int = GIB, open
     return catalog.volumes[ordinal]
 
 
-def grant(pool: Pool) -> None:
-    """What a keeper would do, at once: cut and open slabs as wished, close those beyond the limit."""
+def grant(pool: Pool) -> bool:
+    """What a keeper would do, at once: cut and open slabs as wished, close those beyond the limit. Whether there was anything to do."""
+    granted = False
     while wishes := pool.take_wishes():
+        granted = True
         for wish in wishes:
             pool.ready(wish.slab, NONCE)
     while (slab := pool.next_to_close()) is not None:
+        granted = True
         pool.closing(slab)
         pool.closed(slab.index, clean=True)
+    return granted
 
 
 def recover_blocks(

@@ -54,8 +54,10 @@ class NullVolume:
         return NONCE
 
     def grant_wishes(self) -> None:
-        """Cut, open and close slabs."""
-        grant(self.pool)
+        """Cut, open and close slabs, and wake those who wait for it."""
+        if grant(self.pool):
+            changed, self.slabs_changed = self.slabs_changed, asyncio.Event()
+            changed.set()
 
 
 @dataclass(slots=True)
@@ -76,6 +78,7 @@ class NullFront:
         self.front = front
         self.block_bytes = block_bytes
         self.block_count = block_count
+        self._evict_seed = 100
         self._processes: list[subprocess.Popen[bytes]] = []
         self._core: Core = front.daemon.offload.core
         self._namespace_id = replace(NAMESPACE, tenant=tenant).id()
@@ -164,7 +167,8 @@ class NullFront:
 
     async def _evict_load(self, session: Session, region: int, seconds: float, request_blocks: int, in_flight: int) -> Load:
         load = Load()
-        random = np.random.default_rng(11)
+        self._evict_seed += 1
+        random = np.random.default_rng(self._evict_seed)
         end = time.perf_counter() + seconds
         indices = np.arange(request_blocks, dtype=np.uint32)
 
@@ -175,7 +179,7 @@ class NullFront:
                 options = EvictOptions(deadline_s=clock.monotonic_s() + 60, ack=AckLevel.DURABLE)
                 answer = await self.front.daemon.offload.evictor.evict(session, [BlockBatch(region, indices, keys, indices)], options)
                 if not (answer.status == int(EvictStatus.STORED)).all():
-                    raise RuntimeError("a null mover's block was not stored")
+                    raise RuntimeError(f"blocks behind null movers were not stored: statuses {np.unique(answer.status)}, reasons {np.unique(answer.reason)}")
                 load.latencies.append(time.perf_counter() - start)
                 load.blocks += request_blocks
                 load.requests += 1

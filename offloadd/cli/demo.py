@@ -14,6 +14,7 @@ from pathlib import Path as FilePath
 
 import numpy as np
 import numpy.typing as npt
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -252,24 +253,31 @@ def _timed(work: Callable[[ThreadPoolExecutor], object]) -> Callable[[], float]:
 # -- the picture ---------------------------------------------------------------------------------------------------------------------
 
 
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
 def _milliseconds(seconds: list[float]) -> str:
     p50, p99 = np.percentile(seconds, [50, 99]) * 1e3
-    digits = 1 if p50 >= 10 else 2
-    return f"{p50:.{digits}f} / {p99:.{digits}f}"
+    return f"{_number(p50)} / {_number(p99)}"
 
 
-def _table(figures: list[Figures], paths: tuple[PathCapability, ...]) -> Table:
+def _way(tier: Tier, path: Path) -> str:
+    return f"{tier.name.lower()}, {path.name.lower()}"
+
+
+def _table(figures: list[Figures]) -> Table:
     payload = BLOCK_COUNT * BLOCK_BYTES
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("tier, path\nreally taken")
-    for heading in ("evict\nGB/s", "restore\nGB/s", "ceiling\nGB/s", "of the\nceiling", "sequence ms\np50 / p99", "one block ms\np50 / p99"):
-        table.add_column(heading, justify="right")
+    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("tier, path\nreally taken", no_wrap=True)
+    for heading in ("evict\nGB/s", "restore\nGB/s", "ceiling\nGB/s", "of the\nceiling", "sequence\nms p50 / p99", "one block\nms p50 / p99"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for one in figures:
         restore, ceiling = float(np.median(one.sequence_s)), float(np.median(one.ceiling_s))
         # The ratio of neighbours in time, so that a disk or a machine that drifts does not make it.
         ratio = float(np.median(np.array(one.ceiling_s) / np.array(one.sequence_s)))
         table.add_row(
-            f"{one.tier.name.lower()}, {one.path.name.lower()}",
+            _way(one.tier, one.path),
             f"{payload / one.evict_s / 1e9:.2f}",
             f"[bold green]{payload / restore / 1e9:.2f}[/]",
             f"{payload / ceiling / 1e9:.2f}",
@@ -277,36 +285,38 @@ def _table(figures: list[Figures], paths: tuple[PathCapability, ...]) -> Table:
             _milliseconds(one.sequence_s),
             _milliseconds(one.block_s),
         )
-    shown = {(one.tier, one.path) for one in figures}
-    for path in paths:
-        if (path.tier, path.path) not in shown:
-            table.add_row(f"{path.tier.name.lower()}, {path.path.name.lower()}", f"[dim]not available: {path.note}[/]")
     return table
 
 
 def run() -> int:
     """Run the demo in `.demo` under the working directory; the exit status."""
-    console = Console()
+    console = Console(highlight=False)
     folder = FilePath.cwd() / ".demo"
     folder.mkdir(exist_ok=True)
+    sequence = f"{BLOCK_COUNT} blocks of {BLOCK_TOKENS} tokens, {format_bytes(BLOCK_BYTES)} each, {format_bytes(BLOCK_COUNT * BLOCK_BYTES)} in all"
     console.print(
-        f"[bold]offloadd demo[/]: one sequence of {SEQUENCE_TOKENS:,} tokens, shaped like Llama-3-8B in bf16: {BLOCK_COUNT} blocks of "
-        f"{BLOCK_TOKENS} tokens, {format_bytes(BLOCK_BYTES)} each, {format_bytes(BLOCK_COUNT * BLOCK_BYTES)} in all.\n"
-        "Evicted by one process's request, kept by a daemon, restored into other blocks, compared byte for byte.\n"
+        f"[bold]offloadd demo[/]: a sequence of {SEQUENCE_TOKENS:,} tokens, shaped like Llama-3-8B in bf16:\n"
+        f"{sequence}. Evicted, kept by a daemon,\n"
+        "restored into other blocks, compared byte for byte.\n"
     )
     demo = _Demo(folder, console)
-    columns = (TextColumn("{task.description:<52}"), BarColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description:<48}"), BarColumn(bar_width=20), TimeElapsedColumn())
     try:
         with Progress(*columns, console=console, transient=True) as progress:
             figures, paths = demo.run(progress)
     finally:
         demo.stop()
-    console.print(_table(figures, paths))
+    console.print(_table(figures))
+    shown = {(one.tier, one.path) for one in figures}
+    for path in paths:
+        if (path.tier, path.path) not in shown:
+            console.print(f"[dim]{_way(path.tier, path.path):<16}not available: {path.note}[/]")
     sequences = sum(one.verified for one in figures)
     console.print(
-        f"\n[green]✔[/] {sequences} sequences ({format_bytes(sequences * BLOCK_COUNT * BLOCK_BYTES)}) compared, every byte as it was evicted.\n"
-        f"[dim]evict: acknowledged when copied (arena), when synced (volume). ceiling: {figures[0].ceiling_name} for the arena,\n"
-        f"{figures[1].ceiling_name} of the same file for the volume; {CEILING_THREADS} threads, in turn with the restores;\n"
-        f"'of the ceiling' is the median of the pairs. p99: of {SEQUENCE_ROUNDS} sequences, of {BLOCK_ROUNDS} blocks. {os.cpu_count()} cores, {folder}.[/]"
+        f"\n[green]✔[/] {sequences} sequences ({format_bytes(sequences * BLOCK_COUNT * BLOCK_BYTES)}) compared: every byte as it was evicted.\n"
+        "[dim]evict: acknowledged when copied (arena), when synced (volume). ceiling: memcpy\n"
+        f"(arena), raw O_DIRECT reads of the same file (volume); {CEILING_THREADS} threads, in turn with\n"
+        "the restores; 'of the ceiling' is the median of the pairs. p99: of "
+        f"{SEQUENCE_ROUNDS} sequences,\nof {BLOCK_ROUNDS} blocks. {os.cpu_count()} cores. The daemon's log is in {folder}.[/]"
     )
     return 0

@@ -82,6 +82,7 @@ class Swap:
         self._daemon_life = daemon_life
         self._on_refusal = on_refusal
         self._memory: HostMemory | None = None
+        self._plane: Plane
         self._region: Region | None = None
         self._block_tokens = 0
         self._bytes: npt.NDArray[np.uint8]
