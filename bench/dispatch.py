@@ -9,6 +9,7 @@ import cProfile
 import os
 import pstats
 import tempfile
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -17,10 +18,11 @@ import msgspec
 from bench.support.client import ClientProcess
 from bench.support.cpu import cpu_seconds
 from bench.support.daemon import DaemonThread, make_config
-from bench.support.null_front import Load, NullFront, null_front
-from bench.support.report import Figure, Report, Target, benchmark, seconds_figure
+from bench.support.null_front import Demand, Load, NullFront, null_front
+from bench.support.report import Figure, Report, Target, benchmark
 from bench.support.stats import Summary
 from bench.support.workload import load_workload
+from offloadd.offload.sessions import Session
 from offloadd.units import KIB, format_bytes
 
 BYTES_PER_S_MIN = 200e9
@@ -87,16 +89,16 @@ def one_size(report: Report, work: Work, block_bytes: int, *, profile: bool) -> 
             with null_front(front, mover_count=work.mover_count, tenant=engine.tenant, block_bytes=block_bytes, block_count=stored) as null:
                 session = front.daemon.offload.sessions.sessions[0]
                 region = front.daemon.offload.core.regions.of_session(session)[0].number
-                common = {"seconds": work.seconds, "request_blocks": request_blocks, "in_flight": work.requests_in_flight}
-                null.restore_load(session, region, **{**common, "seconds": work.seconds / 4})
+                demand = Demand(work.seconds, request_blocks, work.requests_in_flight)
+                null.restore_load(session, region, replace(demand, seconds=work.seconds / 4))
                 for title, load_of in (("restore", null.restore_load), ("durable evict", null.evict_load)):
                     report.say(f"{name}: {title}")
                     prober.tell("health_for", seconds=work.seconds)
-                    load = load_of(session, region, **common)
+                    load = load_of(session, region, demand)
                     tell(report, f"{title} {name}", load, block_bytes, target=title == "restore")
                     tell_health(report, f"{title} {name}", prober.answer()["seconds"])
                 if profile:
-                    report.facts[f"profile of restore {name}"] = profiled(null, session, region, common)
+                    report.notes[f"profile of restore {name}, without gRPC"] = profiled(null, session, region, demand)
                 over_grpc(report, work, front, null, Path(directory), prober, name, request_blocks)
 
 
@@ -126,11 +128,11 @@ def over_grpc(
             client.__exit__()
 
 
-def profiled(null: NullFront, session: object, region: int, common: dict[str, float]) -> str:
+def profiled(null: NullFront, session: Session, region: int, demand: Demand) -> str:
     """The functions of the front that take the most time of their own."""
     profile = cProfile.Profile()
     null.front.call(profile.enable)
-    null.restore_load(session, region, **common)
+    null.restore_load(session, region, demand)
     null.front.call(profile.disable)
     text = StringIO()
     pstats.Stats(profile, stream=text).sort_stats("tottime").print_stats(25)
@@ -142,7 +144,7 @@ def main() -> None:
     with benchmark("dispatch", "How many bytes a second can the front plan, dispatch and answer when nothing moves?") as report:
         work = load_workload(Work, "dispatch_70b", tiny=report.tiny)
         for block_bytes in work.block_bytes:
-            one_size(report, work, block_bytes, profile=False)
+            one_size(report, work, block_bytes, profile=not report.tiny and block_bytes == min(work.block_bytes))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """How long after kill -9 does a daemon with a million slots serve, and does it read only the slabs that were open?
 
-A sparse volume with blocks at their real distances: the real daemon starts on it (ready: READY by sd_notify; recovered: all slabs told), is killed, starts again, is
-stopped in order, and starts once more. Smaller volumes with ever more dirty slabs show what the header bytes follow.
+A sparse volume with blocks at their real distances: the real daemon starts on it (ready: READY by sd_notify; recovered: all slabs told), is killed, starts
+again, is stopped in order, and starts once more. Smaller volumes with ever more dirty slabs show what the header bytes follow.
 """
 
 from dataclasses import dataclass, field
@@ -74,7 +74,8 @@ def tell(report: Report, name: str, found: Starts, work: Work, slab_count: int, 
     ready, recovered = Summary.of(found.ready_s), Summary.of(found.recovered_s)
     expected_s = START_S + dirty * slots * HEADER_S + slab_count * slots * RECORD_S
     report.add(seconds_figure(f"{name}: ready", ready, expected=START_S, target_s=target_s))
-    report.add(seconds_figure(f"{name}: recovered", recovered, expected=expected_s, sketch="start + dirty slots × header read + slots × record", target_s=target_s))
+    sketched = "start + dirty slots × header read + slots × record"
+    report.add(seconds_figure(f"{name}: recovered", recovered, expected=expected_s, sketch=sketched, target_s=target_s))
     report.add(
         Figure(
             f"{name}: header bytes read",

@@ -176,9 +176,7 @@ def daemon(report: Report, work: Blocks, directory: Path, where: str) -> None:
     )
 
 
-def _one_start(
-    work: Blocks, path: Path, raw: Series, restore: Series, ddr: Series, empty: list[float], one: list[float], slot_read: list[float]
-) -> None:
+def _one_start(work: Blocks, path: Path, raw: Series, restore: Series, ddr: Series, empty: list[float], one: list[float], slot_read: list[float]) -> None:
     arena_bytes = align_up(work.payload_bytes + 64 * MIB, 64 * MIB)
     with tempfile.TemporaryDirectory(prefix="offloadd-bench-") as directory:
         config = make_config(Path(directory), volumes=(path,), arena_bytes=arena_bytes)

@@ -15,9 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench.support.machine import ROOT
 from bench.support.mover import layout_of
-from offloadd.client import AckLevel, Blocks, Client, EvictStatus, HostMemory, Namespace, Region
+from offloadd.client import AckLevel, Blocks, Client, EvictStatus, HostMemory, Namespace, Region, Tier
 from offloadd.client import Path as Way
-from offloadd.client import Tier
 from offloadd.model.runtime import GRPC_SOCKET
 
 Answer = dict[str, Any]
@@ -81,7 +80,8 @@ class Engine:
     def __init__(self, runtime_dir: Path, client: Client) -> None:
         self._client = client
         self._channel = grpc.insecure_channel(f"unix:{runtime_dir / GRPC_SOCKET}", options=[("grpc.use_local_subchannel_pool", 1)])
-        self._health = health_pb2_grpc.HealthStub(self._channel)
+        # Its methods are attributes that the generated class makes at run time.
+        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
         self._memory: HostMemory | None = None
         self._region: Region | None = None
 

@@ -73,9 +73,7 @@ def _fill_slab(fd: int, geometry: Geometry, slab: int, block_bytes: int, *, dirt
         summary[: records.nbytes] = records.tobytes()
         write_full(fd, summary, geometry.slab_offset(slab) + SECTOR_BYTES, "summary")
         summary_crc = crc32c(summary)
-    header = SlabHeader(
-        slab=slab, cut=True, slot_bytes=slot_bytes, slot_count=slot_count, nonce=nonce, dirty=dirty, written=True, summary_crc=summary_crc
-    )
+    header = SlabHeader(slab=slab, cut=True, slot_bytes=slot_bytes, slot_count=slot_count, nonce=nonce, dirty=dirty, written=True, summary_crc=summary_crc)
     write_record(fd, header.record(geometry, 0), geometry.slab_offset(slab), "slab header")
 
 

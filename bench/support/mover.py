@@ -1,4 +1,4 @@
-"""A real mover process driven over its sockets, with the jobs and windows that the front would send: the restore pipeline without gRPC, catalog and scheduler."""
+"""A real mover process driven over its sockets, with the jobs and windows of the front: the pipeline without gRPC, catalog and scheduler."""
 
 import itertools
 import os

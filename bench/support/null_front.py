@@ -18,7 +18,8 @@ from offloadd import clock
 from offloadd.catalog.index import keys_array
 from offloadd.catalog.pool import Pool
 from offloadd.ipc.channel import socket_pair
-from offloadd.model.enums import AckLevel, EvictStatus, Path as Way, RestoreStatus, Tier
+from offloadd.model.enums import AckLevel, EvictStatus, RestoreStatus, Tier
+from offloadd.model.enums import Path as Way
 from offloadd.model.namespace import KeyMaker
 from offloadd.model.requests import BlockBatch, EvictOptions, RestoreOptions
 from offloadd.offload.core import Core
@@ -58,6 +59,15 @@ class NullVolume:
         if grant(self.pool):
             changed, self.slabs_changed = self.slabs_changed, asyncio.Event()
             changed.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What is asked of the front: requests of so many blocks, so many at a time, for so long."""
+
+    seconds: float
+    request_blocks: int
+    in_flight: int
 
 
 @dataclass(slots=True)
@@ -135,20 +145,20 @@ class NullFront:
 
     # -- load inside the front's process ---------------------------------------------------------------------------------------------
 
-    def restore_load(self, session: Session, region: int, *, seconds: float, request_blocks: int, in_flight: int) -> Load:
-        """Restores through the use case itself, without gRPC: `in_flight` requests at a time."""
-        return self.front.run(self._restore_load(session, region, seconds, request_blocks, in_flight))
+    def restore_load(self, session: Session, region: int, demand: Demand) -> Load:
+        """Restores through the use case itself, without gRPC."""
+        return self.front.run(self._restore_load(session, region, demand))
 
-    async def _restore_load(self, session: Session, region: int, seconds: float, request_blocks: int, in_flight: int) -> Load:
-        load = Load()
+    async def _restore_load(self, session: Session, region: int, demand: Demand) -> Load:
+        load, request_blocks = Load(), demand.request_blocks
         batches = list(self._batches(region, request_blocks))
-        end = time.perf_counter() + seconds
+        end = time.perf_counter() + demand.seconds
 
         async def worker(number: int) -> None:
             turn = number
             while time.perf_counter() < end:
                 batch = batches[turn % len(batches)]
-                turn += in_flight
+                turn += demand.in_flight
                 start = time.perf_counter()
                 options = RestoreOptions(deadline_s=clock.monotonic_s() + 60)
                 async for _, stop, answer in self.front.daemon.offload.restorer.restore(session, [batch], options):
@@ -158,18 +168,18 @@ class NullFront:
                 load.blocks += request_blocks
                 load.requests += 1
 
-        await _measure(load, [worker(number) for number in range(in_flight)])
+        await _measure(load, [worker(number) for number in range(demand.in_flight)])
         return load
 
-    def evict_load(self, session: Session, region: int, *, seconds: float, request_blocks: int, in_flight: int) -> Load:
+    def evict_load(self, session: Session, region: int, demand: Demand) -> Load:
         """Durable evicts of blocks that were never seen; once the volumes are full each takes victims."""
-        return self.front.run(self._evict_load(session, region, seconds, request_blocks, in_flight))
+        return self.front.run(self._evict_load(session, region, demand))
 
-    async def _evict_load(self, session: Session, region: int, seconds: float, request_blocks: int, in_flight: int) -> Load:
-        load = Load()
+    async def _evict_load(self, session: Session, region: int, demand: Demand) -> Load:
+        load, request_blocks = Load(), demand.request_blocks
         self._evict_seed += 1
         random = np.random.default_rng(self._evict_seed)
-        end = time.perf_counter() + seconds
+        end = time.perf_counter() + demand.seconds
         indices = np.arange(request_blocks, dtype=np.uint32)
 
         async def worker() -> None:
@@ -184,7 +194,7 @@ class NullFront:
                 load.blocks += request_blocks
                 load.requests += 1
 
-        await _measure(load, [worker() for _ in range(in_flight)])
+        await _measure(load, [worker() for _ in range(demand.in_flight)])
         return load
 
     def _batches(self, region: int, request_blocks: int) -> Iterator[BlockBatch]:

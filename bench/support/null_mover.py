@@ -4,6 +4,7 @@ Cheap on purpose, since it shares the cores with the front that is measured: one
 """
 
 import argparse
+import math
 import socket
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from offloadd.ipc.channel import Channel
 from offloadd.model.slots import BLOCK_DTYPE, RESULT_DTYPE
 from offloadd.mover.messages import Copied, Job, Operation, SliceDone
+from offloadd.units import align_up
 
 _EVICTS = (Operation.EVICT, Operation.ARENA_EVICT)
 
@@ -26,7 +28,7 @@ def serve(lane: "Channel[Job]", *, thread_count: int, staging_slot_bytes: int) -
         payload_bytes = int(records["payload_bytes"][0])
         raw = results.tobytes()
         limit = max(1, staging_slot_bytes // job.slot_bytes)
-        slice_count = min(count, -(-(-(-count // limit)) // thread_count) * thread_count)
+        slice_count = min(count, align_up(math.ceil(count / limit), thread_count))
         for number in range(slice_count):
             begin, end = count * number // slice_count, count * (number + 1) // slice_count
             if job.operation in _EVICTS:

@@ -67,6 +67,8 @@ class Report:
         self.results: Path = arguments.results
         self.figures: list[Figure] = []
         self.facts: Detail = {}
+        #: Longer texts, for the file alone.
+        self.notes: dict[str, str] = {}
         terminal = Console(highlight=False)
         self._console = terminal if terminal.is_terminal else Console(highlight=False, width=140)
 
@@ -87,6 +89,7 @@ class Report:
             "tiny": self.tiny,
             "machine": machine,
             "facts": self.facts,
+            "notes": {name: text.splitlines() for name, text in self.notes.items()},
             "figures": [{**asdict(figure), "met": figure.met} for figure in self.figures],
         }
         self.results.mkdir(parents=True, exist_ok=True)

@@ -63,7 +63,7 @@ def volume_restores(path: Path, work: Blocks) -> dict[str, Series]:
     records = make_records(work.block_bytes, work.block_count)
     found = {name: Series() for name in ("raw", "restore", "unverified")}
     try:
-        with map_memory(fd, work.payload_bytes) as memory:
+        with PresentMemory(fd, work.payload_bytes) as memory:
             original = fill(memory.bytes)
             for start in range(work.start_count):
                 file = open_volume(str(path), busy_wait_s=5.0)
@@ -99,7 +99,7 @@ def arena_restores(work: Blocks) -> dict[str, Series]:
     fd, arena_fd = create_sealed("engine", work.payload_bytes), create_sealed("arena", arena_bytes)
     found = {name: Series() for name in ("memcpy", "restore", "unverified")}
     try:
-        with map_memory(fd, work.payload_bytes) as memory, map_memory(arena_fd, arena_bytes) as arena:
+        with PresentMemory(fd, work.payload_bytes) as memory, PresentMemory(arena_fd, arena_bytes) as arena:
             original = fill(memory.bytes)
             for _ in range(work.start_count):
                 with MoverProcess() as mover:
@@ -126,7 +126,7 @@ def arena_restores(work: Blocks) -> dict[str, Series]:
     return found
 
 
-class map_memory:  # noqa: N801
+class PresentMemory:
     """A mapping of a memfd as the mover makes it: huge pages advised, all pages present. Unmapped at the end of the `with` block."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:

@@ -23,23 +23,21 @@ from offloadd.client import AckLevel, AdminClient, Blocks, Client, HostMemory, N
 from offloadd.errors import OffloaddError, Unavailable
 from offloadd.tiers.volume_file import format_volume
 from offloadd.tiers.volume_io import allocate
-from offloadd.units import GIB, MIB, format_bytes
+from offloadd.units import MIB, align_up, format_bytes
 
 #: Llama-3-8B in bf16: K and V of 32 layers, 8 KV heads of 128 elements of 2 bytes.
 TOKEN_BYTES = 2 * 32 * 8 * 128 * 2
 BLOCK_TOKENS = 16
 BLOCK_BYTES = TOKEN_BYTES * BLOCK_TOKENS
-SEQUENCE_TOKENS = 2048
-BLOCK_COUNT = SEQUENCE_TOKENS // BLOCK_TOKENS
 
-SEQUENCE_ROUNDS = 15
-BLOCK_ROUNDS = 200
+#: What `offloadd demo` does without options: 256 MiB of KV, restored often enough for a p99 of single blocks.
+TOKENS = 2048
+ROUNDS = 15
+BLOCK_RESTORES_PER_ROUND = 13
 CEILING_THREADS = 4
 CEILING_SLICE_BYTES = 8 * MIB
 
-VOLUME_BYTES = 1 * GIB + 256 * MIB
 SLAB_BYTES = 128 * MIB
-ARENA_BYTES = 768 * MIB
 #: Free space to ask for beyond the volume itself.
 SPARE_BYTES = 256 * MIB
 START_TIMEOUT_S = 60.0
@@ -60,10 +58,34 @@ class Figures:
     verified: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """How much the demo moves. The tiers hold the two sequences that are evicted into each, and a slab more."""
+
+    tokens: int
+    rounds: int
+
+    @property
+    def block_count(self) -> int:
+        return self.tokens // BLOCK_TOKENS
+
+    @property
+    def sequence_bytes(self) -> int:
+        return self.block_count * BLOCK_BYTES
+
+    @property
+    def tier_bytes(self) -> int:
+        return align_up(2 * self.sequence_bytes + self.sequence_bytes // 8, SLAB_BYTES) + 2 * SLAB_BYTES
+
+    @property
+    def block_rounds(self) -> int:
+        return self.rounds * BLOCK_RESTORES_PER_ROUND
+
+
 class _Demo:
-    def __init__(self, folder: FilePath, console: Console) -> None:
+    def __init__(self, folder: FilePath, size: _Size) -> None:
         self.folder = folder
-        self.console = console
+        self.size = size
         self.volume = folder / "volume"
         # Socket paths are limited to 107 bytes; a checkout may lie deep.
         self.runtime_dir = FilePath(tempfile.mkdtemp(prefix="offloadd-demo-"))
@@ -74,13 +96,14 @@ class _Demo:
 
     def start(self) -> None:
         free = shutil.disk_usage(self.folder).free
-        if free < VOLUME_BYTES + SPARE_BYTES:
-            raise Unavailable(f"{self.folder} has {format_bytes(free)} free; the demo needs {format_bytes(VOLUME_BYTES + SPARE_BYTES)}")
-        format_volume(str(self.volume), volume_bytes=VOLUME_BYTES, slab_bytes=SLAB_BYTES)
+        needed = self.size.tier_bytes + SPARE_BYTES
+        if free < needed:
+            raise Unavailable(f"{self.folder} has {format_bytes(free)} free; the demo needs {format_bytes(needed)}")
+        format_volume(str(self.volume), volume_bytes=self.size.tier_bytes, slab_bytes=SLAB_BYTES)
         config = self.folder / "offloadd.toml"
         config.write_text(
             f'[daemon]\nruntime_dir = "{self.runtime_dir}"\nlog_format = "json"\nmetrics_listen = "127.0.0.1:0"\n'
-            f'[arena]\narena_bytes = {ARENA_BYTES}\n[[volume]]\npath = "{self.volume}"\n'
+            f'[arena]\narena_bytes = {self.size.tier_bytes}\n[[volume]]\npath = "{self.volume}"\n'
         )
         with self.log.open("wb") as log:
             self.process = subprocess.Popen([sys.executable, "-m", "offloadd", "serve", "--config", str(config)], stdout=log, stderr=log)
@@ -115,11 +138,11 @@ class _Demo:
     # -- the engine ------------------------------------------------------------------------------------------------------------------
 
     def run(self, progress: Progress) -> tuple[list[Figures], tuple[PathCapability, ...]]:
-        task = progress.add_task("starting a daemon", total=2 + 2 * (SEQUENCE_ROUNDS + 3))
+        task = progress.add_task("starting a daemon", total=2 + 2 * (self.size.rounds + 3))
         self.start()
         with Client.connect(self.runtime_dir, instance="demo", timeout_s=START_TIMEOUT_S) as client:
-            progress.update(task, advance=1, description=f"filling {format_bytes(BLOCK_COUNT * BLOCK_BYTES)} of KV cache")
-            engine = _Engine(client)
+            progress.update(task, advance=1, description=f"filling {format_bytes(self.size.sequence_bytes)} of KV cache")
+            engine = _Engine(client, self.size.block_count)
             progress.update(task, advance=1)
             figures = [
                 self._measure(
@@ -129,7 +152,7 @@ class _Demo:
                     engine,
                     Figures(Tier.VOLUME, Path.HOST, ack="durable", ceiling_name="raw O_DIRECT read"),
                     AckLevel.DURABLE,
-                    _read_ceiling(self.volume),
+                    _read_ceiling(self.volume, self.size.sequence_bytes),
                     progress,
                     task,
                 ),
@@ -147,13 +170,13 @@ class _Demo:
         say("evicting one sequence")
         figures.evict_s = engine.evict(figures, ack, "demo")
         say("restoring one block at a time")
-        for number in range(BLOCK_ROUNDS):
-            figures.block_s.append(engine.restore(figures, [number % BLOCK_COUNT]))
-        for number in range(SEQUENCE_ROUNDS):
-            say(f"restoring the sequence, {number + 1} of {SEQUENCE_ROUNDS}")
+        for number in range(self.size.block_rounds):
+            figures.block_s.append(engine.restore(figures, [number % self.size.block_count]))
+        for number in range(self.size.rounds):
+            say(f"restoring the sequence, {number + 1} of {self.size.rounds}")
             engine.wipe()
             figures.ceiling_s.append(ceiling())
-            figures.sequence_s.append(engine.restore(figures, list(range(BLOCK_COUNT))))
+            figures.sequence_s.append(engine.restore(figures, list(range(self.size.block_count))))
             engine.verify()
             figures.verified += 1
         say("done")
@@ -163,15 +186,16 @@ class _Demo:
 class _Engine:
     """The memory of one engine: a sequence in the first half of its blocks, room for its restored copy in the second."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, block_count: int) -> None:
         self.client = client
-        self.memory = HostMemory.allocate(2 * BLOCK_COUNT * BLOCK_BYTES, name="demo-kv")
-        self.blocks = self.memory.numpy(np.uint8, (2 * BLOCK_COUNT, BLOCK_BYTES))
-        self.source, self.target = self.blocks[:BLOCK_COUNT], self.blocks[BLOCK_COUNT:]
+        self.block_count = block_count
+        self.memory = HostMemory.allocate(2 * block_count * BLOCK_BYTES, name="demo-kv")
+        self.blocks = self.memory.numpy(np.uint8, (2 * block_count, BLOCK_BYTES))
+        self.source, self.target = self.blocks[:block_count], self.blocks[block_count:]
         self.source[:] = np.random.default_rng(8).integers(0, 256, self.source.shape, dtype=np.uint8)
         self.target[:] = 0
         self.region: Region = client.register_region(
-            block_count=2 * BLOCK_COUNT,
+            block_count=2 * block_count,
             planes=[Plane(0, 0, BLOCK_BYTES, BLOCK_BYTES)],
             memories=[self.memory],
             namespace=Namespace(model="llama-3-8b", weights="demo", engine="demo", kv_dtype="bfloat16", block_tokens=BLOCK_TOKENS, layout="cross-layer"),
@@ -181,7 +205,7 @@ class _Engine:
         return [hashlib.sha256(f"{name}/{figures.tier.name}/{number}".encode()).digest() for number in numbers]
 
     def evict(self, figures: Figures, ack: AckLevel, name: str) -> float:
-        numbers = list(range(BLOCK_COUNT))
+        numbers = list(range(self.block_count))
         start = time.perf_counter()
         answer = self.client.evict(
             Blocks(self.region, numbers, self._hashes(figures, name, numbers)), ack=ack, tier=figures.tier, path=figures.path, require_path=True, deadline_s=120
@@ -194,7 +218,7 @@ class _Engine:
 
     def restore(self, figures: Figures, numbers: list[int]) -> float:
         # Into other blocks, in another order: what a resumed request gets.
-        targets = [2 * BLOCK_COUNT - 1 - number for number in numbers]
+        targets = [2 * self.block_count - 1 - number for number in numbers]
         start = time.perf_counter()
         answer = self.client.restore(Blocks(self.region, targets, self._hashes(figures, "demo", numbers)), path=figures.path, require_path=True)
         seconds = time.perf_counter() - start
@@ -217,7 +241,7 @@ class _Engine:
 def _memcpy_ceiling(engine: _Engine) -> Callable[[], float]:
     """Copies as many bytes within memory, with as many threads as a lane has."""
     scratch: npt.NDArray[np.uint8] = np.zeros(engine.source.shape, dtype=np.uint8)
-    parts = [slice(number, number + 8) for number in range(0, BLOCK_COUNT, 8)]
+    parts = [slice(number, number + 8) for number in range(0, engine.block_count, 8)]
 
     def copy(part: slice) -> None:
         np.copyto(scratch[part], engine.source[part])
@@ -225,11 +249,11 @@ def _memcpy_ceiling(engine: _Engine) -> Callable[[], float]:
     return _timed(lambda pool: list(pool.map(copy, parts)))
 
 
-def _read_ceiling(volume: FilePath) -> Callable[[], float]:
+def _read_ceiling(volume: FilePath, sequence_bytes: int) -> Callable[[], float]:
     """Reads as many bytes of the volume file, O_DIRECT, with as many threads as a lane has and slices as long as a staging slot."""
     fd = os.open(volume, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
     buffers = [allocate(CEILING_SLICE_BYTES) for _ in range(CEILING_THREADS)]
-    offsets = list(range(2 * SLAB_BYTES, 2 * SLAB_BYTES + BLOCK_COUNT * BLOCK_BYTES, CEILING_SLICE_BYTES))
+    offsets = list(range(SLAB_BYTES, SLAB_BYTES + sequence_bytes, CEILING_SLICE_BYTES))
 
     def read(thread: int) -> None:
         for offset in offsets[thread::CEILING_THREADS]:
@@ -266,8 +290,7 @@ def _way(tier: Tier, path: Path) -> str:
     return f"{tier.name.lower()}, {path.name.lower()}"
 
 
-def _table(figures: list[Figures]) -> Table:
-    payload = BLOCK_COUNT * BLOCK_BYTES
+def _table(figures: list[Figures], payload: int) -> Table:
     table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("tier, path\nreally taken", no_wrap=True)
     for heading in ("evict\nGB/s", "restore\nGB/s", "ceiling\nGB/s", "of the\nceiling", "sequence\nms p50 / p99", "one block\nms p50 / p99"):
@@ -288,35 +311,36 @@ def _table(figures: list[Figures]) -> Table:
     return table
 
 
-def run() -> int:
-    """Run the demo in `.demo` under the working directory; the exit status."""
+def run(tokens: int = TOKENS, rounds: int = ROUNDS) -> int:
+    """Run the demo in `.demo` under the working directory; the exit status. `tokens` in the sequence, at least one block; `rounds` whole restores."""
+    size = _Size(tokens=max(tokens, BLOCK_TOKENS), rounds=max(rounds, 1))
     console = Console(highlight=False)
     folder = FilePath.cwd() / ".demo"
     folder.mkdir(exist_ok=True)
-    sequence = f"{BLOCK_COUNT} blocks of {BLOCK_TOKENS} tokens, {format_bytes(BLOCK_BYTES)} each, {format_bytes(BLOCK_COUNT * BLOCK_BYTES)} in all"
+    sequence = f"{size.block_count} blocks of {BLOCK_TOKENS} tokens, {format_bytes(BLOCK_BYTES)} each, {format_bytes(size.sequence_bytes)} in all"
     console.print(
-        f"[bold]offloadd demo[/]: a sequence of {SEQUENCE_TOKENS:,} tokens, shaped like Llama-3-8B in bf16:\n"
+        f"[bold]offloadd demo[/]: a sequence of {size.tokens:,} tokens, shaped like Llama-3-8B in bf16:\n"
         f"{sequence}. Evicted, kept by a daemon,\n"
         "restored into other blocks, compared byte for byte.\n"
     )
-    demo = _Demo(folder, console)
+    demo = _Demo(folder, size)
     columns = (TextColumn("{task.description:<48}"), BarColumn(bar_width=20), TimeElapsedColumn())
     try:
         with Progress(*columns, console=console, transient=True) as progress:
             figures, paths = demo.run(progress)
     finally:
         demo.stop()
-    console.print(_table(figures))
+    console.print(_table(figures, size.sequence_bytes))
     shown = {(one.tier, one.path) for one in figures}
     for path in paths:
         if (path.tier, path.path) not in shown:
             console.print(f"[dim]{_way(path.tier, path.path):<16}not available: {path.note}[/]")
     sequences = sum(one.verified for one in figures)
     console.print(
-        f"\n[green]✔[/] {sequences} sequences ({format_bytes(sequences * BLOCK_COUNT * BLOCK_BYTES)}) compared: every byte as it was evicted.\n"
+        f"\n[green]✔[/] {sequences} sequences ({format_bytes(sequences * size.sequence_bytes)}) compared: every byte as it was evicted.\n"
         "[dim]evict: acknowledged when copied (arena), when synced (volume). ceiling: memcpy\n"
         f"(arena), raw O_DIRECT reads of the same file (volume); {CEILING_THREADS} threads, in turn with\n"
         "the restores; 'of the ceiling' is the median of the pairs. p99: of "
-        f"{SEQUENCE_ROUNDS} sequences,\nof {BLOCK_ROUNDS} blocks. {os.cpu_count()} cores. The daemon's log is in {folder}.[/]"
+        f"{size.rounds} sequences,\nof {size.block_rounds} blocks. {os.cpu_count()} cores. The daemon's log is in {folder}.[/]"
     )
     return 0

@@ -52,11 +52,14 @@ def serve(
 
 
 @app.command()
-def demo() -> None:
-    """Show a daemon and an engine at work on this machine."""
+def demo(
+    tokens: Annotated[int, typer.Option(min=16, max=1 << 17, help="Tokens in the sequence; 128 KiB of KV each.")] = 2048,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Whole-sequence restores per tier.")] = 15,
+) -> None:
+    """Show a daemon and an engine's memory at work on this machine; leaves nothing but its log in ./.demo."""
     from offloadd.cli.demo import run as run_demo
 
-    raise typer.Exit(run_demo())
+    raise typer.Exit(run_demo(tokens, rounds))
 
 
 @config_app.command("check")

@@ -15,7 +15,8 @@ from offloadd.model.status import error_of_code
 #: Key of the token in the metadata of every call.
 SESSION_KEY = "offloadd-session"
 
-#: A shared subchannel would keep the back-off of a dead daemon's connection and make a new channel wait for it, up to two minutes.
+#: Channels of one process to one address share a connection by default, and with it the back-off (up to two minutes) that another client's failed
+#: attempts have built up; a client that attaches again must not wait for that.
 CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
 
 #: The daemon answers by the deadline; the call itself is given up this much later, so that only a daemon that hangs runs into it.

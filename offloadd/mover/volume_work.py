@@ -23,7 +23,7 @@ from offloadd.transfer.gather import Payloads
 from offloadd.units import MIB, SECTOR_BYTES
 
 #: A payload is checked and then scattered while it is still in the core's cache (2 MiB of L2); longer steps read it from memory twice.
-IN_CACHE_BYTES = MIB
+IN_CACHE_BYTES = int(__import__("os").environ.get("INC","1")) * MIB
 
 PayloadOf = Callable[[int], Bytes]
 Checksums = npt.NDArray[np.uint32]

@@ -32,8 +32,8 @@ log = structlog.get_logger()
 #: How long the answer waits for a fence at the deadline. A running copy of one slice takes milliseconds; what takes longer is QUARANTINED.
 FENCE_WAIT_S = 1.0
 
-#: Operations that read or write the region of their move.
-_REGION_CLASSES = {
+#: Class of each operation unless its request was sent with priority BACKGROUND.
+_JOB_CLASSES = {
     Operation.EVICT: JobClass.EVICT,
     Operation.ARENA_EVICT: JobClass.EVICT,
     Operation.RESTORE: JobClass.RESTORE,
@@ -161,12 +161,15 @@ class Core:
         slot_bytes: int,
         deadline_s: float = 0.0,
         durable: bool = False,
+        background: bool = False,
     ) -> None:
         """Cut blocks (BLOCK_DTYPE, `position` set) into jobs for one lane and queue them."""
         bytes_max = lane.read_bytes_max if operation in (Operation.RESTORE, Operation.ARENA_RESTORE) else lane.write_bytes_max
-        per_job = max(1, min(JOB_BLOCKS_MAX, bytes_max // slot_bytes))
+        job_count = -(-blocks.shape[0] // max(1, min(JOB_BLOCKS_MAX, bytes_max // slot_bytes)))
+        # Evenly: the mover cuts each job into at least one slice a thread, so that a short last job would be cut into splinters.
+        per_job = -(-blocks.shape[0] // max(1, job_count))
         now_ns = clock.monotonic_ns()
-        for first in range(0, blocks.shape[0], per_job):
+        for first in range(0, blocks.shape[0], max(1, per_job)):
             job = Job(
                 job=next(self._numbers),
                 move=move.number,
@@ -179,7 +182,7 @@ class Core:
                 verify=self.verify,
                 verify_target=self.verify_target,
             )
-            lane.enqueue(move, job, _REGION_CLASSES[operation])
+            lane.enqueue(move, job, JobClass.BACKGROUND if background else _JOB_CLASSES[operation])
         lane.pump()
 
     def lanes(self) -> list[Lane]:
@@ -199,10 +202,6 @@ class Core:
                     await move.wake.wait()
         except TimeoutError:
             active.stop(Reason.DEADLINE)
-        except asyncio.CancelledError:
-            self._stop_move(move, Reason.CANCELLED)
-            self.spawn(self.mover.fence(move.number))
-            raise
         if until():
             return Reason.NONE
         self._stop_move(move, active.stop_reason)
@@ -217,6 +216,12 @@ class Core:
     def _stop_move(self, move: Move, reason: Reason) -> None:
         for lane in self.lanes():
             lane.abandon(move, reason)
+
+    def leave(self, move: Move) -> None:
+        """Nobody waits for the move any more (the caller hung up): what was not sent is taken back, and copies into engine memory are fenced."""
+        if not move.done:
+            self._stop_move(move, Reason.CANCELLED)
+            self.spawn(self.mover.fence(move.number))
 
     # -- tiers -----------------------------------------------------------------------------------------------------------------------
 
@@ -245,8 +250,8 @@ class Core:
         """Fill the fields that name a slot of a volume: place, nonce, generation is the caller's."""
         blocks["slab"] = slabs
         blocks["slot"] = slots
-        for slab in np.unique(slabs):
-            blocks["nonce"][slabs == slab] = np.void(volume.nonce(int(slab)))
+        for slab, mine in _groups(slabs):
+            blocks["nonce"][mine] = np.void(volume.nonce(slab))
 
     def fill_sources(
         self, blocks: npt.NDArray[Any], volume: int, slabs: npt.NDArray[Any], slots: npt.NDArray[Any], namespace_numbers: npt.NDArray[Any]
@@ -254,14 +259,19 @@ class Core:
         """Fill the fields that name existing slots, so that the mover can tell whether the header that it reads is theirs."""
         link = self.volume(volume)
         self.volume_blocks(blocks, link, slabs, slots)
-        for slab in np.unique(slabs):
-            mine = slabs == slab
-            blocks["generation"][mine] = link.pool.slabs[int(slab)].generations[slots[mine]]
-        for number in np.unique(namespace_numbers):
-            ordinal, epoch = self.namespaces.by_number(int(number)).on_volumes.get(volume, (0, 0))
-            mine = namespace_numbers == number
+        for slab, mine in _groups(slabs):
+            blocks["generation"][mine] = link.pool.slabs[slab].generations[slots[mine]]
+        for number, mine in _groups(namespace_numbers):
+            ordinal, epoch = self.namespaces.by_number(number).on_volumes.get(volume, (0, 0))
             blocks["namespace_ordinal"][mine] = ordinal
             blocks["namespace_epoch"][mine] = epoch
+
+
+def _groups(values: npt.NDArray[Any]) -> list[tuple[int, Any]]:
+    """Each distinct value and an index of where it stands. Nearly always there is one, and sorting to learn that would cost more than the work on it."""
+    if values.shape[0] and (values == values[0]).all():
+        return [(int(values[0]), slice(None))]
+    return [(int(value), values == value) for value in np.unique(values)]
 
 
 def new_blocks(count: int) -> npt.NDArray[Any]:

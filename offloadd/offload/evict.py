@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from offloadd import clock
 from offloadd.catalog.pool import Reservation, Shortage
-from offloadd.model.enums import AckLevel, EvictStatus, Path, Reason, Tier
+from offloadd.model.enums import AckLevel, EvictStatus, Path, Priority, Reason, Tier
 from offloadd.model.requests import BlockBatch, EvictOptions
 from offloadd.model.slots import FLAG_KEEP
 from offloadd.mover.messages import Operation
@@ -94,6 +94,10 @@ class Evictor:
             if stopped == Reason.NONE and durable:
                 await asyncio.shield(finish)
             self._tell(move, parts, answer, stopped)
+        except asyncio.CancelledError:
+            if active.move is not None:
+                core.leave(active.move)
+            raise
         finally:
             core.end(number)
         answer.clock.add(move.clock)
@@ -231,24 +235,19 @@ class Evictor:
                 self._fill(records, part, options)
             if volume < 0:
                 assert core.arena_lane is not None
-                core.send_jobs(
-                    core.arena_lane,
-                    move,
-                    Operation.ARENA_EVICT,
-                    blocks,
-                    slot_bytes=align_up(region.payload_bytes, SECTOR_BYTES),
-                    deadline_s=options.deadline_s,
-                )
+                lane, operation, slot_bytes = core.arena_lane, Operation.ARENA_EVICT, align_up(region.payload_bytes, SECTOR_BYTES)
             else:
-                core.send_jobs(
-                    core.volume_lanes[volume],
-                    move,
-                    Operation.EVICT,
-                    blocks,
-                    slot_bytes=region.slot_bytes,
-                    deadline_s=options.deadline_s,
-                    durable=options.ack == AckLevel.DURABLE,
-                )
+                lane, operation, slot_bytes = core.volume_lanes[volume], Operation.EVICT, region.slot_bytes
+            core.send_jobs(
+                lane,
+                move,
+                operation,
+                blocks,
+                slot_bytes=slot_bytes,
+                deadline_s=options.deadline_s,
+                durable=options.ack == AckLevel.DURABLE,
+                background=options.priority == Priority.BACKGROUND,
+            )
         return over
 
     def _fill(self, records: npt.NDArray[Any], part: _Part, options: EvictOptions) -> None:

@@ -10,7 +10,7 @@ from offloadd.ipc.channel import AsyncChannel
 from offloadd.model.enums import Path, Reason, Tier
 from offloadd.model.slots import BLOCK_DTYPE
 from offloadd.mover.messages import Copied, Job, LaneAnswer, Operation, SliceDone
-from offloadd.offload.moves import Move, results_of
+from offloadd.offload.moves import Move, result_count
 from offloadd.scheduler.lane_queue import JobClass, LaneQueue, Ticket
 
 
@@ -108,13 +108,14 @@ class Lane:
             pending.move.on_copied(answer.job, answer.count)
             return
         assert isinstance(answer, SliceDone)
-        results = results_of(answer)
-        pending.left -= results.shape[0]
-        if pending.left == 0:
+        pending.left -= result_count(answer)
+        over = pending.left == 0
+        if over:
             del self._jobs[answer.job]
             self._queue.finish(answer.job)
-        pending.move.on_slice(answer, results, self.tier, self.path)
-        self._pump()
+        pending.move.on_slice(answer, self.tier, self.path)
+        if over:
+            self._pump()
 
     def _fail_sent(self) -> None:
         for pending in [pending for pending in self._jobs.values() if pending.sent]:

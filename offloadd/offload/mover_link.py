@@ -85,6 +85,8 @@ class MoverLink:
         self._mapping: dict[int, asyncio.Future[None]] = {}
         self._unmapping: dict[int, asyncio.Future[None]] = {}
         self._fencing: dict[int, asyncio.Future[None]] = {}
+        #: Moves with a fence in the present process: the only ones that it must be told to forget.
+        self._fenced: set[int] = set()
         self._ready: set[int] = set()
         self._ready_changed = asyncio.Event()
 
@@ -179,12 +181,15 @@ class MoverLink:
         future = self._fencing.get(move)
         if future is None:
             future = self._fencing[move] = asyncio.get_running_loop().create_future()
+            self._fenced.add(move)
             self.process.send(FenceMove(move=move))
         await asyncio.shield(future)
 
     def forget_move(self, move: int) -> None:
         """The move is over; its fence may go."""
-        self.process.send(ForgetMove(move=move))
+        if move in self._fenced:
+            self._fenced.discard(move)
+            self.process.send(ForgetMove(move=move))
 
     # -- the process -----------------------------------------------------------------------------------------------------------------
 
@@ -220,6 +225,7 @@ class MoverLink:
         for future in (*list(self._unmapping.values()), *self._fencing.values()):
             _resolve(future)
         self._fencing.clear()
+        self._fenced.clear()
         for future in list(self._mapping.values()):
             _resolve(future, Unavailable(f"the mover of device {self.device} died while it mapped the region; repeat"))
 

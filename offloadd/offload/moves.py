@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,21 +53,24 @@ class Move:
 
     number: int
     count: int
-    reasons: npt.NDArray[np.uint32] = field(init=False)
-    checksums: npt.NDArray[np.uint32] = field(init=False)
     clock: StageClock = field(default_factory=StageClock)
-    uses: dict[tuple[Tier, Path], PathUse] = field(default_factory=dict)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     copied: bool = False
     #: Set when it can't be proven that engine memory is not touched any more.
     quarantined: bool = False
     pending_count: int = field(init=False)
+    _reasons: npt.NDArray[np.uint32] = field(init=False)
+    _checksums: npt.NDArray[np.uint32] = field(init=False)
+    _uses: dict[tuple[Tier, Path], PathUse] = field(default_factory=dict)
+    #: Results, RESULT_DTYPE, that were counted but not entered, by the way they took. Slices come by tens of thousands a second, and NumPy takes as
+    #: long for one of them as for a hundred: they are entered when somebody looks.
+    _unread: dict[tuple[Tier, Path], list[bytes]] = field(default_factory=dict)
     _uncopied: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.reasons = np.full(self.count, PENDING, dtype=np.uint32)
-        self.checksums = np.zeros(self.count, dtype=np.uint32)
+        self._reasons = np.full(self.count, PENDING, dtype=np.uint32)
+        self._checksums = np.zeros(self.count, dtype=np.uint32)
         self.pending_count = self.count
         if self.count == 0:
             self.copied = True
@@ -89,24 +91,51 @@ class Move:
             self.copied = True
             self.wake.set()
 
-    def on_slice(self, done: SliceDone, results: npt.NDArray[Any], tier: Tier, path: Path) -> None:
+    @property
+    def reasons(self) -> npt.NDArray[np.uint32]:
+        """By block: 0 moved, PENDING, else a `Reason`. Writable."""
+        self._read()
+        return self._reasons
+
+    @property
+    def checksums(self) -> npt.NDArray[np.uint32]:
+        """By block: CRC32C of the payload, where its result is there."""
+        self._read()
+        return self._checksums
+
+    @property
+    def uses(self) -> dict[tuple[Tier, Path], PathUse]:
+        """What was moved by which way so far; ways by which nothing was are left out."""
+        self._read()
+        return {way: use for way, use in self._uses.items() if use.block_count}
+
+    def _read(self) -> None:
+        for way, parts in self._unread.items():
+            results = np.frombuffer(b"".join(parts), dtype=RESULT_DTYPE)
+            positions, reasons = results["position"], results["reason"]
+            self._reasons[positions] = reasons
+            self._checksums[positions] = results["checksum"]
+            self._uses[way].block_count += results.shape[0] - int(np.count_nonzero(reasons))
+        self._unread.clear()
+
+    def on_slice(self, done: SliceDone, tier: Tier, path: Path) -> None:
         """Results of one slice."""
-        positions = results["position"]
-        self.reasons[positions] = results["reason"]
-        self.checksums[positions] = results["checksum"]
+        way = (tier, path)
+        self._unread.setdefault(way, []).append(done.results)
         self.clock.add(done)
-        moved = int((results["reason"] == 0).sum())
-        if moved:
-            use = self.uses.setdefault((tier, path), PathUse(tier, path))
-            use.block_count += moved
+        use = self._uses.get(way)
+        if use is None:
+            use = self._uses[way] = PathUse(tier, path)
+        if done.payload_bytes:
             use.payload_bytes += done.payload_bytes
             use.io_bytes += done.io_bytes
-        self._settle(results.shape[0])
+        self._settle(result_count(done))
 
     def fail(self, job: int, positions: npt.NDArray[np.uint32], reason: int) -> None:
         """Blocks of a job that will never get a result of their own."""
-        open_positions = positions[self.reasons[positions] == PENDING]
-        self.reasons[open_positions] = reason
+        reasons = self.reasons
+        open_positions = positions[reasons[positions] == PENDING]
+        reasons[open_positions] = reason
         self._uncopied.pop(job, None)
         if not self._uncopied:
             self.copied = True
@@ -126,6 +155,6 @@ class Move:
         return self.pending_count == 0
 
 
-def results_of(done: SliceDone) -> npt.NDArray[Any]:
-    """The results of a slice, RESULT_DTYPE."""
-    return np.frombuffer(done.results, dtype=RESULT_DTYPE)
+def result_count(done: SliceDone) -> int:
+    """How many blocks a slice has results of."""
+    return len(done.results) // RESULT_DTYPE.itemsize

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from offloadd import clock
 from offloadd.catalog.catalog import Sources
-from offloadd.model.enums import Path, Reason, RestoreStatus, Tier
+from offloadd.model.enums import Path, Priority, Reason, RestoreStatus, Tier
 from offloadd.model.requests import BlockBatch, RestoreOptions
 from offloadd.mover.messages import Operation
 from offloadd.offload.answers import Answer
@@ -28,6 +28,12 @@ Indices = npt.NDArray[np.uint32]
 
 #: Reasons that say that the stored copy is bad: it is dropped, and the other copy is tried.
 _BAD_COPY = (int(Reason.HEADER_MISMATCH), int(Reason.CHECKSUM_MISMATCH), int(Reason.SHORT_IO))
+
+
+def _is_bad_copy(reasons: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
+    # Not np.isin: at every turn of every request, and 65 µs instead of 4 for 512 blocks.
+    header, checksum, short = _BAD_COPY
+    return np.asarray((reasons == header) | (reasons == checksum) | (reasons == short))
 
 
 @dataclass(slots=True)
@@ -92,6 +98,8 @@ class Restorer:
             assert (answer.status != 0).all(), "a block without an outcome"
         finally:
             core.end(number)
+            if active.move is not None:
+                core.leave(active.move)
         answer.clock.total_ns = clock.monotonic_ns() - started_ns
         self._count(answer)
         yield told, count, answer
@@ -192,12 +200,13 @@ class Restorer:
                 slot_bytes = align_up(region.payload_bytes, SECTOR_BYTES)
                 blocks["arena_offset"] = core.arena_offsets(sources.slab[index], sources.slot[index], slot_bytes)
                 blocks["checksum"] = sources.checksum[index]
-                core.send_jobs(core.arena_lane, work.move, Operation.ARENA_RESTORE, blocks, slot_bytes=slot_bytes, deadline_s=options.deadline_s)
+                lane, operation = core.arena_lane, Operation.ARENA_RESTORE
             else:
                 numbers_of = np.full(index.shape[0], region.namespace.number, dtype=np.uint16)
                 core.fill_sources(blocks, int(volume), sources.slab[index], sources.slot[index], numbers_of)
-                lane = core.volume_lanes[int(volume)]
-                core.send_jobs(lane, work.move, Operation.RESTORE, blocks, slot_bytes=region.slot_bytes, deadline_s=options.deadline_s)
+                slot_bytes, lane, operation = region.slot_bytes, core.volume_lanes[int(volume)], Operation.RESTORE
+            background = options.priority == Priority.BACKGROUND
+            core.send_jobs(lane, work.move, operation, blocks, slot_bytes=slot_bytes, deadline_s=options.deadline_s, background=background)
         return stop
 
     # -- outcomes --------------------------------------------------------------------------------------------------------------------
@@ -212,7 +221,7 @@ class Restorer:
         answer.set(work.numbers[good], RestoreStatus.RESTORED, 0, np.where(work.from_volume[good], int(Tier.VOLUME), int(Tier.ARENA)))
         if options.consume and good.any():
             core.catalog.holds.release(session.instance.ordinal, work.rows[good])
-        bad = open_blocks & np.isin(reasons, _BAD_COPY)
+        bad = open_blocks & _is_bad_copy(reasons)
         if stopped != Reason.NONE:
             answer.set(work.numbers[bad], RestoreStatus.DATA_LOSS, reasons[bad])
         failed = open_blocks & (reasons != 0) & (reasons != PENDING) & ~bad
@@ -224,7 +233,7 @@ class Restorer:
     async def _second_try(self, work: _Round, batches: list[BlockBatch], options: RestoreOptions, answer: Answer) -> _Round | None:
         """Read the other copy of blocks whose first one was bad; DATA_LOSS for those that have none left."""
         await asyncio.shield(work.finish)
-        bad = np.isin(work.move.reasons, _BAD_COPY) & (answer.status[work.numbers] == 0)
+        bad = _is_bad_copy(work.move.reasons) & (answer.status[work.numbers] == 0)
         if not bad.any():
             return None
         positions, reasons = work.numbers[bad], work.move.reasons[bad]
@@ -245,7 +254,7 @@ class Restorer:
         await work.move.finished.wait()
         core.mover.forget_move(work.move.number)
         core.catalog.unpin(work.rows)
-        bad = np.isin(work.move.reasons, _BAD_COPY)
+        bad = _is_bad_copy(work.move.reasons)
         for volume in (False, True):
             rows = work.rows[bad & (work.from_volume == volume)]
             if rows.shape[0]:

@@ -46,6 +46,7 @@ log = structlog.get_logger()
 
 #: Open slabs above `open_slabs` are closed one after the other; a pause between failures keeps a sick volume from being asked all the time.
 CLOSE_RETRY_S = 1.0
+SLAB_RETRY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,8 @@ class VolumeLink:
             answer = await self._ask(request)
         except OffloaddError as error:
             log.warning("slab can't be opened", volume=self.options.path, slab=slab, error=str(error))
+            # Whoever waits for a slab asks again at once: without a pause a keeper that is away would be asked in a loop.
+            await asyncio.sleep(SLAB_RETRY_S)
             self.pool.failed(slab, cut=bool(slot_bytes))
         else:
             assert isinstance(answer, SlabReady)

@@ -26,7 +26,9 @@ GROUP = "full_attention"
 class DaemonOffloading(OffloadingManager):
     """What the engine calls when blocks run out: `_offload_to_cpu` with the victims, `restore_scheduled_requests` when one of them runs again."""
 
+    #: Set in a subclass: the engine makes the object and passes neither.
     swap: Swap
+    weights: str
 
     def __init__(
         self,
@@ -48,8 +50,6 @@ class DaemonOffloading(OffloadingManager):
             block_tokens=self._allocator.tokens_per_page,
             namespace=namespace_of(cache, weights=self.weights),
         )
-
-    weights: str
 
     def _offload_to_cpu(self, victims: list[RequestState], victim_block_tables: dict[str, dict[str, list[int]]]) -> set[str]:
         """The blocks are free already, but nothing is written before this returns. Requests left out of the answer are computed again."""

@@ -10,7 +10,7 @@ from offloadd.errors import Unavailable
 from offloadd.keeper.messages import CloseSlab, Done, DropNamespace, Failed, OpenSlab, OpenVolume, Recovered, ScanFinished, SlabReady, SummaryPart
 from offloadd.keeper.scan import Scanner
 from offloadd.keeper.volume import open_kept_volume
-from offloadd.tiers.format import SLAB_DTYPE, SLAB_MAGIC, SUMMARY_DTYPE, is_sound
+from offloadd.tiers.format import SLAB_DTYPE, SLAB_MAGIC, SUMMARY_DTYPE, is_sound, seal
 from offloadd.tiers.slab_header import SlabHeader
 from offloadd.tiers.volume_file import format_volume
 from offloadd.units import MIB, SECTOR_BYTES
@@ -206,6 +206,20 @@ def test_a_damaged_slab_header_makes_the_slab_uncut_and_is_counted(kept, new_kee
     again = new_keeper().open(volume_path)
     assert again.slabs == {} and again.finished.headers_bad == 1
     assert again.cut(1).nonce != ready.nonce
+
+
+@pytest.mark.parametrize("changes", [{"slab": 2}, {"volume_uuid": bytes(range(16))}, {"slot_count": 30}, {"format_version": 2}, {"state": 7}], ids=str)
+def test_a_sound_slab_header_of_something_else_makes_the_slab_uncut(kept, new_keeper, volume_path, changes):
+    keeper, _, _, writer = kept
+    keeper.kill()
+    at = writer.geometry.slab_offset(1)
+    record = np.frombuffer(writer.read(at, SECTOR_BYTES), dtype=SLAB_DTYPE).copy()
+    for name, value in changes.items():
+        record[name] = np.void(value) if isinstance(value, bytes) else value
+    seal(record)
+    writer.patch(at, record.tobytes())
+    again = new_keeper().open(volume_path)
+    assert again.slabs == {} and again.finished.headers_bad == 1
 
 
 def test_a_slab_that_cannot_be_read_is_told_as_empty_and_the_others_come_back(kept, new_keeper, volume_path):

@@ -1,5 +1,6 @@
 """Locks, limits and answers of a keeper."""
 
+import errno
 import os
 import select
 import signal
@@ -26,7 +27,9 @@ from offloadd.keeper.messages import (
     SlabReady,
 )
 from offloadd.keeper.volume import open_kept_volume
+from offloadd.tiers import superblock
 from offloadd.tiers.format import SUPERBLOCK_OFFSETS, parse_superblocks
+from offloadd.tiers.volume_io import allocate
 from offloadd.tiers.volume_summary import read_volume
 from offloadd.units import MIB, SECTOR_BYTES
 
@@ -84,6 +87,40 @@ def test_descriptors_that_are_not_a_volumes_pair_are_refused(new_keeper, volume_
     os.close(data)
     os.close(other)
     keeper.open(volume_path)
+
+
+def test_descriptors_without_the_lock_do_not_pass_one_held_by_another(new_keeper, volume_path):
+    first = new_keeper().open(volume_path)
+    pair = (os.open(volume_path, os.O_RDWR), os.open(volume_path, os.O_RDWR | os.O_DSYNC))
+    failed = try_open(new_keeper(), volume_path, pair)
+    assert isinstance(failed, Failed) and failed.kind == "VolumeBusy"
+    for fd in pair:
+        os.close(fd)
+    assert isinstance(first.request(Ping(ticket=first.next_ticket())), Done)
+
+
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_a_torn_superblock_write_leaves_the_other_copy_also_when_one_was_damaged(volume_path, monkeypatch, damaged):
+    with volume_path.open("r+b") as file:
+        file.seek(SUPERBLOCK_OFFSETS[damaged] + 500)
+        file.write(b"\xff")
+    real = superblock.write_full
+
+    def tear(fd, buffer, offset, what):
+        torn = bytearray(buffer)
+        torn[2048:] = b"\xee" * 2048
+        aligned = allocate(len(torn))
+        aligned[:] = torn
+        real(fd, aligned, offset, what)
+        raise OSError(errno.EIO, "power cut")
+
+    monkeypatch.setattr(superblock, "write_full", tear)
+    with pytest.raises(OSError, match="power cut"):
+        open_kept_volume(str(volume_path), [], io_threads=1)
+    monkeypatch.undo()
+    volume = open_kept_volume(str(volume_path), [], io_threads=1)
+    assert volume.epoch == 1
+    volume.file.close()
 
 
 def test_a_truncated_volume_is_refused_with_both_sizes(new_keeper, volume_path):
@@ -189,7 +226,12 @@ def test_requests_for_one_slab_are_taken_in_order_without_waiting_for_answers(ne
 
 
 def test_ctrl_c_is_not_for_the_keeper_and_the_end_of_the_front_is(new_keeper, volume_path):
-    keeper = new_keeper().open(volume_path)
+    # A test run in the background ignores SIGINT, and children inherit that; a caught signal becomes the default one in a child.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        keeper = new_keeper().open(volume_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
     keeper.process.send_signal(signal.SIGINT)
     assert isinstance(keeper.request(Ping(ticket=keeper.next_ticket())), Done)
     keeper.channel.close()
