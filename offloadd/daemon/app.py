@@ -151,8 +151,9 @@ class Daemon:
         with contextlib.suppress(Exception):
             await self._engines.set_serving(False)
         await self.offload.stop()
-        await self._engines.stop(STOP_GRACE_S)
+        # Sessions end here, and with them their streams, which the server would else wait for until the grace time is over.
         await self._attach.close()
+        await self._engines.stop(STOP_GRACE_S)
         await self._operators.stop(STOP_GRACE_S)
         if self._gauges is not None:
             self._gauges.cancel()
