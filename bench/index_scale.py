@@ -1,12 +1,15 @@
 """How much memory does a block take in the index, and does any operation at a million blocks stop the event loop for more than 5 ms?
 
-The catalog alone, in this process: one volume, filled through reservations and publications, with a keeper that answers at once. Every call is timed by itself.
+The catalog alone, in this process: one volume, filled through reservations and publications, with a keeper that answers at once. Every call is timed by
+itself. The catalog neither sleeps nor waits, so what it stops the loop for is its CPU time; wall time, which other processes of the machine lengthen, stands
+beside it in the record.
 """
 
 import gc
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -42,6 +45,14 @@ class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     call_count: int
 
 
+@dataclass(slots=True)
+class Series:
+    """Seconds of calls of one kind."""
+
+    cpu_s: list[float] = field(default_factory=list)
+    wall_s: list[float] = field(default_factory=list)
+
+
 class Scale:
     """A full catalog, and the clock around each call on it."""
 
@@ -61,23 +72,24 @@ class Scale:
 
     # -- timing ----------------------------------------------------------------------------------------------------------------------
 
-    def timed(self, series: list[float], call: Callable[..., Any], *arguments: Any) -> Any:
+    def timed(self, series: Series, call: Callable[..., Any], *arguments: Any) -> Any:
         """Call, and append its seconds."""
-        start = time.perf_counter()
+        start, start_cpu = time.perf_counter(), time.thread_time()
         result = call(*arguments)
-        series.append(time.perf_counter() - start)
+        series.cpu_s.append(time.thread_time() - start_cpu)
+        series.wall_s.append(time.perf_counter() - start)
         return result
 
-    def tell(self, name: str, series: list[float]) -> None:
-        """One figure: the longest call in ms, with median and p99 beside it."""
-        summary = Summary.of(series)
+    def tell(self, name: str, series: Series) -> None:
+        """One figure: the longest call in ms of CPU, with median and p99 beside it."""
+        summary = Summary.of(series.cpu_s)
         self.report.add(
             Figure(
                 f"{name} (median {summary.median * 1e3:.3f}, p99 {summary.p99 * 1e3:.3f})",
                 summary.maximum * 1e3,
                 "ms max",
                 target=Target(PAUSE_S * 1e3, at_least=False),
-                detail=summary.detail(1e3, "ms_"),
+                detail=summary.detail(1e3, "cpu_ms_") | Summary.of(series.wall_s).detail(1e3, "wall_ms_"),
             )
         )
 
@@ -98,7 +110,7 @@ class Scale:
         """All rows that hold a block, by row."""
         return self.catalog.rows_of_namespace(NAMESPACE)
 
-    def store(self, count: int, reserve_s: list[float], publish_s: list[float]) -> int:
+    def store(self, count: int, reserve_s: Series, publish_s: Series) -> int:
         """Evict `count` new blocks as the front does; returns how many got a slot."""
         stored = 0
         keys = self.new_keys(count)
@@ -122,12 +134,10 @@ class Scale:
     def fill(self) -> None:
         """A million blocks, request by request."""
         before = resident_bytes(_pid())
-        reserve_s: list[float] = []
-        publish_s: list[float] = []
+        reserve_s = Series()
+        publish_s = Series()
         while self.catalog.block_count < self.block_count:
             self.store(min(512, self.block_count - self.catalog.block_count), reserve_s, publish_s)
-        gc.collect()
-        gc.freeze()
         blocks = self.catalog.block_count
         per_block = self.catalog.bytes_per_block() + self.pool.bytes_allocated / self.block_count
         self.report.facts["blocks"] = blocks
@@ -157,7 +167,7 @@ def reads(scale: Scale, count: int) -> None:
     """Lookup, plan and unpin, touch."""
     catalog = scale.catalog
     names = ("lookup, all held", "lookup, none held", "plan_restore (lookup and pin)", "unpin", "touch", "describe")
-    series: dict[str, list[float]] = {name: [] for name in names}
+    series = {name: Series() for name in names}
     live = scale.live_rows()
     for _ in range(scale.work.call_count):
         first = int(scale.random.integers(0, len(live) - count))
@@ -176,8 +186,8 @@ def reads(scale: Scale, count: int) -> None:
 
 def victims(scale: Scale, count: int) -> None:
     """Reservations on a full volume, where each takes victims: nothing kept."""
-    reserve_s: list[float] = []
-    publish_s: list[float] = []
+    reserve_s = Series()
+    publish_s = Series()
     for _ in range(scale.work.call_count):
         if scale.store(count, reserve_s, publish_s) != count:
             raise RuntimeError("a volume with nothing kept has no room")
@@ -187,8 +197,8 @@ def victims(scale: Scale, count: int) -> None:
 
 def drops(scale: Scale, count: int) -> None:
     """Delete blocks, then fill the gaps again."""
-    drop_s: list[float] = []
-    refill: list[float] = []
+    drop_s = Series()
+    refill = Series()
     for _ in range(max(1, scale.work.call_count // 4)):
         rows = scale.some_rows(count)
         scale.timed(drop_s, scale.catalog.drop, rows)
@@ -201,10 +211,10 @@ def worst_cases(scale: Scale) -> None:
     catalog, pool, holds = scale.catalog, scale.pool, scale.catalog.holds
     live = scale.live_rows()
     half = live[::2]
-    one: dict[str, list[float]] = {}
+    one: dict[str, Series] = {}
 
     def once(name: str, call: Callable[[], Any]) -> Any:
-        series = one.setdefault(name, [])
+        series = one.setdefault(name, Series())
         result = scale.timed(series, call)
         scale.tell(name, series)
         return result
@@ -214,23 +224,31 @@ def worst_cases(scale: Scale) -> None:
     once("release 4,096 blocks", lambda: holds.release(HOLDER, batch))
     holds.hold(HOLDER, batch, 1e9)
     once("drop 4,096 held blocks (holds.forget), 1 holder", lambda: catalog.drop(batch))
-    scale.store(len(batch), [], [])
+    scale.store(len(batch), Series(), Series())
     for first in range(0, len(half), 4096):
         holds.hold(HOLDER, half[first : first + 4096], 100.0)
     live = scale.live_rows()
     catalog.touch(live)
-    seconds: list[float] = []
-    scale.store(512, seconds, [])
+    seconds = Series()
+    scale.store(512, seconds, Series())
     scale.tell("reserve 512 with every other block kept and all used since the hand passed", seconds)
-    once("expire every other block's hold at once", lambda: holds.expire(200.0))
-    rest = scale.live_rows()
-    for first in range(0, len(rest), 4096):
-        holds.hold(HOLDER, rest[first : first + 4096], 1e9)
-    seconds = []
-    stored = scale.store(512, seconds, [])
-    scale.report.facts["stored_with_all_kept"] = stored
+    expiries = Series()
+    while scale.timed(expiries, holds.expire, 200.0):
+        pass
+    scale.tell("expire, every other block's hold at one moment", expiries)
+    before = resident_bytes(os.getpid())
+    stored = 1
+    seconds = Series()
+    # Free slots are used up first; what is stored is kept as well.
+    while stored:
+        rest = scale.live_rows()
+        for first in range(0, len(rest), 4096):
+            holds.hold(HOLDER, rest[first : first + 4096], 1e9)
+        seconds = Series()
+        stored = scale.store(512, seconds, Series())
+    scale.report.add(Figure("memory that a hold adds", max(0, resident_bytes(os.getpid()) - before) / max(1, len(scale.live_rows())), "B"))
     scale.tell("reserve 512 with every block kept (answer: full)", seconds)
-    seconds = []
+    seconds = Series()
     reservation = scale.timed(seconds, catalog.reserve_volume, 0, scale.slot_bytes * 2, 512)
     assert len(reservation) == 0
     scale.tell("reserve 512 of another slot size with every block kept", seconds)
@@ -248,6 +266,9 @@ def main() -> None:
     """Run it."""
     with benchmark("index_scale", "What does a block take in the index, and what stops the event loop at a million of them?") as report:
         work = load_workload(Work, "index_1m", tiny=report.tiny)
+        # As the daemon does when it starts: a full collection over all modules would be charged to whichever call it happens in.
+        gc.collect()
+        gc.freeze()
         scale = Scale(report, work)
         report.say(f"filling {scale.block_count:,} blocks in {scale.slab_count} slabs")
         scale.fill()

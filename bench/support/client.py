@@ -17,6 +17,7 @@ from bench.support.machine import ROOT
 from bench.support.mover import layout_of
 from offloadd.client import AckLevel, Blocks, Client, EvictStatus, HostMemory, Namespace, Region, Tier
 from offloadd.client import Path as Way
+from offloadd.client import convert
 from offloadd.model.runtime import GRPC_SOCKET
 
 Answer = dict[str, Any]
@@ -160,6 +161,19 @@ class Engine:
             result = self._client.lookup([self._the_region()], hashes, membership=membership)
             seconds.append(time.perf_counter() - start)
             held += result.held_count
+        return {"seconds": seconds, "held_count": held}
+
+    def lookup_call(self, *, firsts: list[int], count: int) -> Answer:
+        """As `lookup`, but the call alone: requests made before, answers left as they come."""
+        link = self._client._live()
+        seconds, held = [], 0
+        for first in firsts:
+            hashes = [block_hash(number) for number in range(first, first + count)]
+            request = convert.lookup_request([self._the_region()], hashes, membership=False, lease_s=None, prefill_tokens_per_s=0.0)
+            start = time.perf_counter()
+            answer = link.stub.Lookup(request, metadata=link.metadata, timeout=60)
+            seconds.append(time.perf_counter() - start)
+            held += answer.held_count
         return {"seconds": seconds, "held_count": held}
 
     def restore_for(self, *, seconds: float, stored_count: int, count: int, offset: int) -> Answer:

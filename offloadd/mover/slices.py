@@ -13,7 +13,7 @@ from offloadd.mover.slot_io import BUFFERS_MAX
 from offloadd.units import MIB
 
 #: Pieces of an arena job. Shorter ones spend their time in Python, longer ones leave threads without work at a job's end.
-ARENA_SLICE_BYTES = 4 * MIB
+ARENA_SLICE_BYTES = 16 * MIB
 
 _ARENA_OPERATIONS = (Operation.ARENA_EVICT, Operation.ARENA_RESTORE)
 #: Operations that pass one header page and one payload a block to the kernel.

@@ -1,10 +1,12 @@
 """What survives: clean stops, kill -9, dead workers, dead engines."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -164,8 +166,6 @@ sys.stdin.read()
 
 
 def test_a_dead_engine_frees_its_regions_and_keeps(daemon: DaemonProcess) -> None:
-    from pathlib import Path
-
     root = str(Path(__file__).parents[2])
     code = ENGINE_THAT_DIES.format(tests=root, runtime=str(daemon.runtime_dir))
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -182,5 +182,13 @@ def test_a_dead_engine_frees_its_regions_and_keeps(daemon: DaemonProcess) -> Non
     daemon.wait_until(lambda: not daemon.status().sessions and daemon.status().held_count == 0, "the end of the session", timeout_s=20)
     daemon.wait_until(lambda: b"memfd:kv" not in Path(f"/proc/{mover}/maps").read_bytes(), "the unmapping", timeout_s=20)
     front = daemon.process.pid  # type: ignore[union-attr]
-    held = [str(path.readlink()) for path in Path(f"/proc/{front}/fd").iterdir()]
-    assert not [name for name in held if "memfd:kv" in name], "the front still holds a dead engine's memory"
+    assert not [name for name in _open_files(front) if "memfd:kv" in name], "the front still holds a dead engine's memory"
+
+
+def _open_files(pid: int) -> list[str]:
+    names = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        # Descriptors come and go while we look.
+        with contextlib.suppress(FileNotFoundError):
+            names.append(str(path.readlink()))
+    return names
