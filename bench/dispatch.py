@@ -9,6 +9,7 @@ import cProfile
 import os
 import pstats
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -91,21 +92,22 @@ def one_size(report: Report, work: Work, block_bytes: int, *, profile: bool) -> 
                 region = front.daemon.offload.core.regions.of_session(session)[0].number
                 demand = Demand(work.seconds, request_blocks, work.requests_in_flight)
                 null.restore_load(session, region, replace(demand, seconds=work.seconds / 4))
-                for title, load_of in (("restore", null.restore_load), ("durable evict", null.evict_load)):
+                loads = {"restore": null.restore_load, "durable evict": null.evict_load}
+                for title, load_of in loads.items():
+                    if title == "durable evict":
+                        # Last, since it takes the place of the blocks that the others restore.
+                        over_grpc(report, work, null, Path(directory), prober, name, request_blocks)
                     report.say(f"{name}: {title}")
                     prober.tell("health_for", seconds=work.seconds)
                     load = load_of(session, region, demand)
                     tell(report, f"{title} {name}", load, block_bytes, target=title == "restore")
                     tell_health(report, f"{title} {name}", prober.answer()["seconds"])
-                if profile:
-                    report.notes[f"profile of restore {name}, without gRPC"] = profiled(null, session, region, demand)
-                over_grpc(report, work, front, null, Path(directory), prober, name, request_blocks)
+                    if profile:
+                        report.notes[f"profile of {title} {name}, without gRPC"] = profiled(null, load_of, session, region, demand)
 
 
-def over_grpc(
-    report: Report, work: Work, front: DaemonThread, null: NullFront, runtime_dir: Path, prober: ClientProcess, name: str, request_blocks: int
-) -> None:
-    """The same restores from client processes; what evicts displaced is not asked for, so some blocks are missing and counted out."""
+def over_grpc(report: Report, work: Work, null: NullFront, runtime_dir: Path, prober: ClientProcess, name: str, request_blocks: int) -> None:
+    """The same restores from client processes."""
     report.say(f"{name}: over gRPC, {work.client_count} clients")
     clients = [ClientProcess(runtime_dir, f"engine-{number}") for number in range(work.client_count)]
     try:
@@ -128,11 +130,11 @@ def over_grpc(
             client.__exit__()
 
 
-def profiled(null: NullFront, session: Session, region: int, demand: Demand) -> str:
+def profiled(null: NullFront, load_of: Callable[[Session, int, Demand], Load], session: Session, region: int, demand: Demand) -> str:
     """The functions of the front that take the most time of their own."""
     profile = cProfile.Profile()
     null.front.call(profile.enable)
-    null.restore_load(session, region, demand)
+    load_of(session, region, demand)
     null.front.call(profile.disable)
     text = StringIO()
     pstats.Stats(profile, stream=text).sort_stats("tottime").print_stats(25)

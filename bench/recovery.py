@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.support.cpu import resident_bytes
+from bench.support.cpu import children_of, cpu_seconds, resident_bytes
 from bench.support.full_volume import make_full_volume
 from bench.support.report import Figure, Report, Target, benchmark, seconds_figure
 from bench.support.service import Service
@@ -49,6 +49,8 @@ class Starts:
     slabs_from_summary: int = 0
     blocks: int = 0
     front_bytes: int = 0
+    front_cpu_s: list[float] = field(default_factory=list)
+    worker_cpu_s: list[float] = field(default_factory=list)
 
 
 def start(path: Path, work: Work, blocks: int, found: Starts, *, kill: bool) -> float:
@@ -57,6 +59,8 @@ def start(path: Path, work: Work, blocks: int, found: Starts, *, kill: bool) -> 
         found.ready_s.append(service.ready_s())
         seconds, told = service.event("volume is recovered")
         found.recovered_s.append(seconds)
+        found.front_cpu_s.append(cpu_seconds([service.process.pid]))
+        found.worker_cpu_s.append(cpu_seconds(children_of(service.process.pid)))
         found.header_bytes, found.slabs_scanned = told["header_bytes_read"], told["slabs_scanned"]
         found.slabs_from_summary, found.blocks = told["slabs_from_summary"], told["blocks"]
         found.front_bytes = resident_bytes(service.process.pid)
@@ -76,6 +80,8 @@ def tell(report: Report, name: str, found: Starts, work: Work, slab_count: int, 
     report.add(seconds_figure(f"{name}: ready", ready, expected=START_S, target_s=target_s))
     sketched = "start + dirty slots × header read + slots × record"
     report.add(seconds_figure(f"{name}: recovered", recovered, expected=expected_s, sketch=sketched, target_s=target_s))
+    front_cpu, worker_cpu = Summary.of(found.front_cpu_s).median, Summary.of(found.worker_cpu_s).median
+    report.add(Figure(f"{name}: CPU of the front (and of its workers {worker_cpu:.2f}) until recovered", front_cpu, "s", detail={"workers_s": worker_cpu}))
     report.add(
         Figure(
             f"{name}: header bytes read",

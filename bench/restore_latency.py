@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.support import sketch
@@ -31,6 +32,16 @@ from offloadd.units import MIB, align_up
 
 #: What the share of one device's bandwidth in a node of eight GPUs would be asked for.
 NODE_BYTES_PER_S = 50e9
+
+
+@dataclass(slots=True)
+class Singles:
+    """Seconds of empty calls, of raw reads of a slot, and of restores of one block; `stages`: what the daemon says of the latter."""
+
+    empty: list[float] = field(default_factory=list)
+    slot_read: list[float] = field(default_factory=list)
+    restore: list[float] = field(default_factory=list)
+    stages: dict[str, list[float]] = field(default_factory=dict)
 
 
 def detail_of(series: Series, size_bytes: int) -> Detail:
@@ -132,15 +143,13 @@ def arena(report: Report, work: Blocks) -> None:
 def daemon(report: Report, work: Blocks, directory: Path, where: str) -> None:
     """The whole daemon, from the client library's call to its return: long restores, and single blocks against an empty call and a raw read."""
     raw, restore, ddr = Series(), Series(), Series()
-    empty: list[float] = []
-    one: list[float] = []
-    slot_read: list[float] = []
+    singles = Singles()
     for start in range(work.start_count):
         report.say(f"{work.name}: whole daemon, volume {where}, start {start + 1} of {work.start_count}")
         path = directory / "daemon.volume"
         make_volume(path, work)
         try:
-            _one_start(work, path, raw, restore, ddr, empty, one, slot_read)
+            _one_start(work, path, raw, restore, ddr, singles)
         finally:
             path.unlink(missing_ok=True)
     size = work.payload_bytes
@@ -161,7 +170,7 @@ def daemon(report: Report, work: Blocks, directory: Path, where: str) -> None:
     report.add(Figure(f"{name}restore from the arena end to end", ddr.rate(size) / 1e9, "GB/s", detail=detail_of(ddr, size)))
     if where != "disk":
         return
-    calls, reads, blocks = Summary.of(empty), Summary.of(slot_read), Summary.of(one)
+    calls, reads, blocks = Summary.of(singles.empty), Summary.of(singles.slot_read), Summary.of(singles.restore)
     report.add(seconds_figure("an empty call", calls, expected=sketch.CALL_S))
     report.add(seconds_figure("a raw read of one slot", reads, expected=sketch.SLOT_READ_S))
     work_s = sketch.stages(work.block_bytes, sketch.CRC_BYTES_PER_S, sketch.COPY_BYTES_PER_S)
@@ -174,9 +183,11 @@ def daemon(report: Report, work: Blocks, directory: Path, where: str) -> None:
             target_s=calls.median + reads.median + 1e-3,
         )
     )
+    for name, values in singles.stages.items():
+        report.add(seconds_figure(f"{work.name}, {where}: restore of one block, of which {name.removesuffix('_s')} in the daemon", Summary.of(values)))
 
 
-def _one_start(work: Blocks, path: Path, raw: Series, restore: Series, ddr: Series, empty: list[float], one: list[float], slot_read: list[float]) -> None:
+def _one_start(work: Blocks, path: Path, raw: Series, restore: Series, ddr: Series, singles: Singles) -> None:
     arena_bytes = align_up(work.payload_bytes + 64 * MIB, 64 * MIB)
     with tempfile.TemporaryDirectory(prefix="offloadd-bench-") as directory:
         config = make_config(Path(directory), volumes=(path,), arena_bytes=arena_bytes)
@@ -190,7 +201,7 @@ def _one_start(work: Blocks, path: Path, raw: Series, restore: Series, ddr: Seri
             keys = [maker.key(block_hash(number)) for number in range(work.block_count)]
             pids = [os.getpid(), engine.pid, *front.worker_pids]
             _rounds(work, front, engine, keys, region["slot_bytes"], pids, raw, restore)
-            _single_blocks(work, front, engine, path, region["slot_bytes"], empty, one, slot_read)
+            _single_blocks(work, front, engine, path, region["slot_bytes"], singles)
             engine.ask("evict", first=0, count=work.block_count, tier=int(Tier.ARENA))
             for _ in range(work.round_count):
                 before = cpu_seconds(pids)
@@ -210,17 +221,18 @@ def _rounds(
         restore.cpu_s += cpu_seconds(pids) - between
 
 
-def _restored(engine: ClientProcess, expected: int, firsts: list[int], count: int, way: Way) -> list[float]:
+def _restored(engine: ClientProcess, expected: int, firsts: list[int], count: int, way: Way, stages: dict[str, list[float]] | None = None) -> list[float]:
     answer = engine.ask("restore", firsts=firsts, count=count, path=int(way))
     if answer["restored_count"] != expected:
         raise RuntimeError(f"{answer['restored_count']} of {expected} blocks were restored")
+    if stages is not None:
+        for name, values in answer["stages"].items():
+            stages.setdefault(name, []).extend(values)
     seconds: list[float] = answer["seconds"]
     return seconds
 
 
-def _single_blocks(
-    work: Blocks, front: DaemonThread, engine: ClientProcess, path: Path, slot_bytes: int, empty: list[float], one: list[float], slot_read: list[float]
-) -> None:
+def _single_blocks(work: Blocks, front: DaemonThread, engine: ClientProcess, path: Path, slot_bytes: int, singles: Singles) -> None:
     """Ten of each in turn, so that all three see the same machine."""
     geometry = geometry_at(path)
     first_slab = front.call(lambda: next(slab.index for slab in front.daemon.offload.core.volumes[0].pool.slabs if slab.slot_bytes == slot_bytes))
@@ -229,12 +241,12 @@ def _single_blocks(
     try:
         for turn in range(work.round_count * 3):
             firsts = [(turn * 10 + number) * 7 % work.block_count for number in range(10)]
-            empty += engine.ask("empty", rounds=10)["seconds"]
+            singles.empty += engine.ask("empty", rounds=10)["seconds"]
             for first in firsts:
                 start = time.perf_counter()
                 read_full(fd, buffer, geometry.slot_offset(first_slab, first, slot_bytes), "slot")
-                slot_read.append(time.perf_counter() - start)
-            one += _restored(engine, 10, firsts, 1, Way.HOST)
+                singles.slot_read.append(time.perf_counter() - start)
+            singles.restore += _restored(engine, 10, firsts, 1, Way.HOST, singles.stages)
     finally:
         os.close(fd)
 

@@ -15,9 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench.support.machine import ROOT
 from bench.support.mover import layout_of
-from offloadd.client import AckLevel, Blocks, Client, EvictStatus, HostMemory, Namespace, Region, Tier
+from offloadd.client import AckLevel, Blocks, Client, EvictStatus, HostMemory, Namespace, Region, Tier, convert
 from offloadd.client import Path as Way
-from offloadd.client import convert
 from offloadd.model.runtime import GRPC_SOCKET
 
 Answer = dict[str, Any]
@@ -116,15 +115,18 @@ class Engine:
         return {"seconds": seconds, "stored_count": result.stored_count, "fresh_count": fresh}
 
     def restore(self, *, firsts: list[int], count: int, path: int = 0) -> Answer:
-        """Restore `count` blocks from each of `firsts` on, one request after the other."""
+        """Restore `count` blocks from each of `firsts` on, one request after the other. `stages`: what the daemon says of its own time."""
         seconds, restored = [], 0
+        stages: dict[str, list[float]] = {"total_s": [], "queue_s": [], "io_s": [], "checksum_s": [], "copy_s": []}
         for first in firsts:
             blocks = self._blocks(first, count)
             start = time.perf_counter()
             result = self._client.restore(blocks, path=Way(path), deadline_s=300)
             seconds.append(time.perf_counter() - start)
             restored += result.restored_count
-        return {"seconds": seconds, "restored_count": restored}
+            for name, values in stages.items():
+                values.append(getattr(result.times, name))
+        return {"seconds": seconds, "restored_count": restored, "stages": stages}
 
     def check(self, *, count: int, path: int = 0) -> Answer:
         """Wipe the memory, restore, and compare every byte with what was evicted."""

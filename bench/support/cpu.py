@@ -25,3 +25,11 @@ def resident_bytes(pid: int, *, kind: str = "VmRSS") -> int:
         if line.startswith(f"{kind}:"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids of its children, whichever of its threads started them."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        found += [int(child) for child in path.read_text().split()]
+    return found

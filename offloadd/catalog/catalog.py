@@ -195,8 +195,6 @@ class Catalog:
         self._volume_slot[chosen] = slots[use]
         if durable:
             self._flags[chosen] |= FLAG_DURABLE
-        else:
-            self._flags[chosen] &= ~np.uint8(FLAG_DURABLE)
         pool.publish(slabs[use], slots[use], chosen)
         if (use & absent).any():
             self._on_event(True, Tier.VOLUME, keys[use & absent])

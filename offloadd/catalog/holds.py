@@ -16,6 +16,8 @@ Rows = npt.NDArray[np.uint32]
 RECOVERED = 0
 #: Rows that one call of `expire` looks at, give or take a batch: 3 ms. All recovered holds expire at one moment.
 EXPIRY_ROWS = 16384
+#: Rows in stale batches beyond twice the live holds before the expiries are rebuilt: 0.3 MB, and rare enough not to matter.
+STALE_ROWS_MAX = 1 << 16
 
 
 class Holds:
@@ -27,6 +29,7 @@ class Holds:
         #: (expiry, holder, rows): a batch may be stale; the holder's own entry decides.
         self._expiries: list[tuple[float, int, int, Rows]] = []
         self._batch = 0
+        self._expiry_rows = 0
 
     def hold(self, holder: int, rows: Rows, expires_s: float) -> None:
         """`holder` wants these rows until `expires_s`; a later expiry extends an earlier hold."""
@@ -38,8 +41,27 @@ class Holds:
                 held[row] = expires_s
             elif known < expires_s:
                 held[row] = expires_s
+        self._push(holder, rows, expires_s)
+        # A client that renews its leases all day must not make this grow: stale batches are dropped before they outnumber the live holds.
+        if self._expiry_rows > 2 * self.held_count + STALE_ROWS_MAX:
+            self._compact()
+
+    def _push(self, holder: int, rows: Rows, expires_s: float) -> None:
         self._batch += 1
+        self._expiry_rows += rows.shape[0]
         heapq.heappush(self._expiries, (expires_s, self._batch, holder, rows))
+
+    def _compact(self) -> None:
+        """Rebuild the expiries from the live holds, in batches of one second: a batch is looked at when its last hold ends."""
+        self._expiries.clear()
+        self._expiry_rows = 0
+        for holder, held in self._by_holder.items():
+            rows = np.fromiter(held.keys(), dtype=np.uint32, count=len(held))
+            ends = np.fromiter(held.values(), dtype=np.float64, count=len(held))
+            seconds = np.ceil(ends)
+            for second in np.unique(seconds):
+                mine = seconds == second
+                self._push(holder, rows[mine], float(ends[mine].max()))
 
     def release(self, holder: int, rows: Rows) -> int:
         """End the holder's holds on these rows; returns how many there were."""
@@ -83,6 +105,7 @@ class Holds:
         looked_at = 0
         while self.due(now_s) and looked_at < EXPIRY_ROWS:
             _, _, holder, rows = heapq.heappop(self._expiries)
+            self._expiry_rows -= rows.shape[0]
             held = self._by_holder.get(holder, {})
             # A batch may name a row twice, and it may have been released and held again meanwhile: the holder's entry decides, once.
             over = [row for row in dict.fromkeys(rows.tolist()) if held.get(row, math.inf) <= now_s]

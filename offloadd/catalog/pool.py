@@ -29,7 +29,7 @@ Counts = npt.NDArray[np.int64]
 
 #: Slots that the CLOCK hand looks at in one vectorised step, and steps in one sweep: bounds the pause where most blocks are kept or in use (1 ms).
 CLOCK_WINDOW = 512
-CLOCK_STEPS_MAX = 64
+CLOCK_STEPS_MAX = 32
 #: Sweeps in one reservation after the first one, each over one slab that is known to hold something to reclaim.
 SWEEPS_MAX = 8
 #: Cold slabs of other sizes that one reservation looks at before it gives up: bounds the pause when all of them are kept.
@@ -256,7 +256,7 @@ class Pool:
         got = 0
         ring = self._rings.get(slot_bytes)
         if ring is not None:
-            got, shortage = self._sweep(ring, count, taken, victims)
+            got, shortage = self._sweep(ring, count, taken, victims, steps=CLOCK_STEPS_MAX)
             if shortage is None:
                 more, shortage = self._search(ring, count - got, taken, victims)
                 got += more
@@ -292,9 +292,7 @@ class Pool:
         columns = self._columns
         return np.asarray((columns.state == SlabState.OPEN) | ((columns.state == SlabState.CLOSED) & (columns.shunned_until <= self._tick)))
 
-    def _sweep(
-        self, ring: Ring, count: int, taken: list[tuple[Slab, Rows]], victims: list[Rows], *, steps: int = CLOCK_STEPS_MAX
-    ) -> tuple[int, Shortage | None]:
+    def _sweep(self, ring: Ring, count: int, taken: list[tuple[Slab, Rows]], victims: list[Rows], *, steps: int) -> tuple[int, Shortage | None]:
         """Advance the CLOCK hand until `count` victims are found, a slab must be opened, two turns found nothing more (FULL), or `steps` are over (None)."""
         got = 0
         # In the second turn everything is cold that may be reclaimed at all.

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from offloadd.errors import InvalidRequest, LimitExceeded
 from offloadd.keeper.messages import NamespaceInfo
 from offloadd.tiers.format import NAMESPACE_DTYPE, NAMESPACE_FIELDS_BYTES, NAMESPACE_MAGIC, Array, Geometry, is_sound, new_record
-from offloadd.tiers.superblock import write_record
+from offloadd.tiers.superblock import writable_record, write_record
 from offloadd.tiers.volume_io import ZERO_SECTOR, allocate, read_full
 from offloadd.units import SECTOR_BYTES
 
@@ -56,7 +56,7 @@ class NamespaceTable:
         if not is_sound(raw, NAMESPACE_MAGIC):
             self.damaged_count += 1
             return
-        record = np.frombuffer(raw, dtype=NAMESPACE_DTYPE).copy()
+        record = writable_record(raw, NAMESPACE_DTYPE)
         row = record[0]
         namespace_id = row["namespace_id"].tobytes()
         if int(row["ordinal"]) != ordinal or int(row["epoch"]) < 1 or (not row["dropped"] and namespace_id in self._ordinal_of):
@@ -129,7 +129,7 @@ class NamespaceTable:
         ordinal = self._ordinal_of.get(namespace_id)
         if ordinal is None:
             return
-        record = self._live[ordinal].copy()
+        record = writable_record(self._live[ordinal].tobytes(), NAMESPACE_DTYPE)
         record["dropped"] = 1
         self._write(ordinal, record)
         self.live_epochs[ordinal] = 0

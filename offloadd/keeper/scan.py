@@ -95,7 +95,8 @@ class Scanner:
             return False
         if crc32c(summary) != header.summary_crc:
             return False
-        self._tell(header, np.frombuffer(summary, dtype=SUMMARY_DTYPE, count=header.slot_count).copy())
+        # The mapping is writable and ours alone, and lives as long as the array.
+        self._tell(header, np.frombuffer(summary, dtype=SUMMARY_DTYPE, count=header.slot_count))
         return True
 
     def _scan_slab(self, header: SlabHeader, pool: ThreadPoolExecutor, counts: _Counts) -> None:

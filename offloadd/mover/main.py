@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Sequence
 
 from offloadd.errors import InvalidRequest
@@ -125,7 +126,14 @@ class Mover:
             raise ValueError(f"lane {message.lane} needs {expected} descriptors; {len(fds)} came")
         volume = None
         if message.volume_uuid:
-            volume = adopt_volume(fds[1], fds[2], volume_uuid=message.volume_uuid, slab_bytes=message.slab_bytes, data_offset=message.data_offset)
+            volume = adopt_volume(
+                fds[1],
+                fds[2],
+                volume_uuid=message.volume_uuid,
+                slab_bytes=message.slab_bytes,
+                data_offset=message.data_offset,
+                thread_count=message.thread_count,
+            )
         lane = Lane(
             message.lane,
             socket.socket(fileno=fds[0]),
@@ -170,9 +178,14 @@ def main() -> None:
         clean = Mover(channel).serve()
     except (BrokenPipeError, ConnectionResetError):
         clean = False
-    sys.stderr.flush()
+    except Exception:
+        # A control message that can't be obeyed and has no answer of refusal (a lane without memory for its staging slots): the front starts another mover.
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
     if not clean:
         # Nobody is left to answer. Leave at once, without tearing the interpreter down around threads that are in the middle of copies.
+        sys.stderr.flush()
         os._exit(0)
 
 

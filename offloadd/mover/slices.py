@@ -12,7 +12,8 @@ from offloadd.mover.messages import Job, Operation, SliceDone
 from offloadd.mover.slot_io import BUFFERS_MAX
 from offloadd.units import MIB
 
-#: Pieces of an arena job. Shorter ones spend their time in Python, longer ones leave threads without work at a job's end.
+#: Longest piece of an arena job: 320 MiB reach 0.75 of memcpy in pieces of 4 MiB, 0.85 of 8 MiB and 0.94 of 16 MiB (messages and Python between them). One
+#: piece takes 2 to 4 ms: as long may a restore wait for an evict.
 ARENA_SLICE_BYTES = 16 * MIB
 
 _ARENA_OPERATIONS = (Operation.ARENA_EVICT, Operation.ARENA_RESTORE)

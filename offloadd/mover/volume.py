@@ -1,7 +1,7 @@
 """One volume as a mover sees it: two descriptors passed to it, and where slots lie."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from offloadd.memory.mapping import Bytes
 from offloadd.model.slots import Records
@@ -20,7 +20,7 @@ class Volume:
     volume_bytes: int
     slab_bytes: int
     data_offset: int
-    gate: IoGate = field(default_factory=IoGate)
+    gate: IoGate
 
     def read(self, buffers: list[Bytes], offset: int) -> int:
         """Fill all buffers from `offset` in one I/O; the count of bytes read. Raises `ShortIoError`, OSError."""
@@ -57,8 +57,8 @@ class Volume:
         os.close(self.synced_fd)
 
 
-def adopt_volume(data_fd: int, synced_fd: int, *, volume_uuid: bytes, slab_bytes: int, data_offset: int) -> Volume:
-    """A volume over descriptors that are ours to close."""
+def adopt_volume(data_fd: int, synced_fd: int, *, volume_uuid: bytes, slab_bytes: int, data_offset: int, thread_count: int) -> Volume:
+    """A volume over descriptors that are ours to close, for a lane of `thread_count` threads."""
     # A seek asks files and block devices alike for their length; every I/O names its own position.
     return Volume(
         data_fd=data_fd,
@@ -67,4 +67,5 @@ def adopt_volume(data_fd: int, synced_fd: int, *, volume_uuid: bytes, slab_bytes
         volume_bytes=os.lseek(data_fd, 0, os.SEEK_END),
         slab_bytes=slab_bytes,
         data_offset=data_offset,
+        gate=IoGate(long_count=max(1, thread_count // 2)),
     )

@@ -177,14 +177,21 @@ class Evictor:
             stripe = max(1, min(per_volume, STRIPE_BYTES // region.slot_bytes))
             full: dict[int, Shortage] = {}
             while missing.shape[0] and len(full) < len(volumes):
-                volume = volumes[self._turn % len(volumes)]
-                self._turn += 1
-                if volume.ordinal in full:
-                    continue
-                reservation = core.catalog.reserve_volume(volume.ordinal, region.slot_bytes, min(stripe, missing.shape[0]))
-                if reservation.shortage != Shortage.NONE:
-                    full[volume.ordinal] = reservation.shortage
-                missing = self._part(batch, region, missing, volume.ordinal, reservation, parts)
+                with_room = [volume for volume in volumes if volume.ordinal not in full]
+                stripes = np.arange(missing.shape[0]) // stripe
+                owners = (self._turn + stripes) % len(with_room)
+                self._turn += int(stripes[-1]) + 1
+                left = []
+                for number, volume in enumerate(with_room):
+                    # All stripes of a volume at once: a reservation costs by the call.
+                    share = missing[owners == number]
+                    if share.shape[0] == 0:
+                        continue
+                    reservation = core.catalog.reserve_volume(volume.ordinal, region.slot_bytes, share.shape[0])
+                    if reservation.shortage != Shortage.NONE:
+                        full[volume.ordinal] = reservation.shortage
+                    left.append(self._part(batch, region, share, volume.ordinal, reservation, parts))
+                missing = np.sort(np.concatenate(left))
             for volume in volumes:
                 volume.grant_wishes()
             shortage = min(full.values(), default=Shortage.NONE)

@@ -224,7 +224,10 @@ class Offload:
     async def _expire_holds(self) -> None:
         while True:
             await asyncio.sleep(EXPIRY_PERIOD_S)
-            self.core.catalog.holds.expire(clock.monotonic_s())
+            holds, now_s = self.core.catalog.holds, clock.monotonic_s()
+            while holds.due(now_s):
+                holds.expire(now_s)
+                await asyncio.sleep(0)
 
     async def drain(self) -> int:
         """Stop taking work, answer what runs, spill held arena blocks to volumes, close the volumes. Returns the blocks spilled. Idempotent."""

@@ -1,10 +1,14 @@
 """The pair of superblocks on an open volume: read, checked against the file, and rewritten so that one sound copy exists at any moment."""
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from offloadd.errors import VolumeDamaged
 from offloadd.tiers.format import (
     NAMESPACE_TABLE_OFFSET,
+    SUPERBLOCK_DTYPE,
     SUPERBLOCK_OFFSETS,
     Array,
     Geometry,
@@ -45,8 +49,8 @@ def read_superblock(fd: int, name: str) -> Superblock:
         raws.append(bytes(buffer[:count]))
     if failure is not None and not any(raws):
         raise failure
-    record = parse_superblocks(raws[0], raws[1], name=name).copy()
-    return Superblock(record=record, copy=0 if raws[0] == record.tobytes() else 1)
+    raw = parse_superblocks(raws[0], raws[1], name=name).tobytes()
+    return Superblock(record=writable_record(raw, SUPERBLOCK_DTYPE), copy=0 if raws[0] == raw else 1)
 
 
 def check_geometry(geometry: Geometry, size_bytes: int, name: str) -> None:
@@ -71,6 +75,14 @@ def write_superblocks(synced_fd: int, record: Array, *, counting_copy: int, name
     for copy in (1 - counting_copy, counting_copy):
         record["write_count"] += 1
         write_record(synced_fd, record, SUPERBLOCK_OFFSETS[copy], f"superblock {'AB'[copy]} of {name}")
+
+
+def writable_record(raw: bytes, dtype: np.dtype[Any]) -> Array:
+    """A record of its own, shape (1,), with every byte of `raw`.
+
+    `ndarray.copy` copies fields only: what lies between them would be whatever the heap held before, and end up on the volume.
+    """
+    return np.frombuffer(bytearray(raw), dtype=dtype)
 
 
 def write_record(fd: int, record: Array, offset: int, what: str) -> None:

@@ -85,3 +85,25 @@ def test_many_holds_that_end_at_once_end_in_portions(holds: Holds, monkeypatch: 
         ended.append(holds.expire(10.0))
         holds.check()
     assert ended == [10] * 9 and held(holds) == []
+
+
+def test_leases_that_are_renewed_for_ever_do_not_grow(holds: Holds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holds_module, "STALE_ROWS_MAX", 20)
+    for second in range(1000):
+        holds.hold(1, rows_array(*range(10)), 100.0 + second)
+        assert sum(rows.shape[0] for *_, rows in holds._expiries) <= 2 * 10 + 20
+    assert held(holds) == list(range(10))
+    assert holds.expire(1098.9) == 0
+    assert holds.expire(1099.0) == 10 and held(holds) == []
+
+
+def test_a_rebuilt_expiry_ends_no_hold_early_and_each_within_a_second(holds: Holds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holds_module, "STALE_ROWS_MAX", 0)
+    for _ in range(3):
+        for row in range(50):
+            holds.hold(1, rows_array(row), 10.0 + row * 0.1)
+    for tenth in range(0, 60):
+        holds.expire(10.0 + tenth * 0.1)
+        alive = set(held(holds))
+        assert {row for row in range(50) if row * 0.1 > tenth * 0.1 + 1e-9} <= alive
+        assert not {row for row in alive if row * 0.1 + 1.0 < tenth * 0.1}

@@ -5,6 +5,8 @@ import pytest
 
 from offloadd.catalog import pool as pool_module
 from offloadd.catalog.pool import Shortage, SlabState, Wish
+from offloadd.catalog.ring import Ring
+from offloadd.catalog.slab import Slab, SlabColumns
 
 from .world import ARENA, HUGE, LARGE, SMALL, World, keys_of, rows_array
 
@@ -16,8 +18,9 @@ def test_a_block_being_restored_keeps_its_slot() -> None:
         sources = world.catalog.plan_restore(keys_of(3))
         place = world.place(3, tier)
         world.store(range(8, 15), volume=tier)
-        assert world.found(range(8)) == [3] and world.place(3, tier) == place
-        assert world.ask(2, volume=tier).shortage == Shortage.NONE, "the rest turns over"
+        got = world.ask(8, volume=tier)
+        assert (len(got), got.shortage) == (7, Shortage.FULL), "all the others go, however long the hand turns"
+        assert world.found(range(15)) == [3] and world.place(3, tier) == place
         world.catalog.unpin(sources.rows)
         world.ask(8, volume=tier)
         assert world.found([3]) == []
@@ -73,8 +76,11 @@ def test_what_lies_behind_the_last_victim_keeps_its_second_chance() -> None:
     world.catalog.touch(world.rows(1, 2))
     world.ask(1)
     assert world.found(range(8)) == list(range(1, 8))
-    world.ask(5)
+    got = world.ask(5)
     assert world.found(range(8)) == [1, 2]
+    world.publish(list(range(20, 25)), list(zip(got.slabs.tolist(), got.slots.tolist(), strict=True)))
+    world.ask(1)
+    assert world.found([1, 2, *range(20, 25)]) == [2, *range(20, 25)], "the hand that passed them took it"
 
 
 def test_a_new_slot_size_finds_room_on_a_full_volume_by_recutting_the_coldest_slab() -> None:
@@ -149,7 +155,8 @@ def test_the_slots_of_one_request_are_neighbours_behind_the_last_ones() -> None:
     world.store(range(16))
     world.catalog.drop(world.rows(1, *range(8, 16)))
     assert world.ask(4).slots.tolist() == [1, 8, 9, 10], "the cursor is at the start of the slab again"
-    assert world.ask(2).slots.tolist() == [11, 12]
+    world.catalog.drop(world.rows(0))
+    assert world.ask(2).slots.tolist() == [11, 12], "on from there, not back to a hole"
 
 
 def test_the_hand_opens_a_closed_slab_before_it_reclaims_in_it() -> None:
@@ -264,13 +271,41 @@ def test_slabs_beyond_the_limit_are_closed_but_never_one_with_reserved_slots() -
 
 def test_a_slab_with_room_is_not_closed_before_a_full_one() -> None:
     world = World(volume_slabs=(2,), open_slabs_max=1)
-    world.store(range(12))
+    world.store(range(16))
     world.catalog.drop(world.rows(0, 1, 2))
-    assert [slab.index for slab in world.pool().open_slabs()] == [0, 1]
-    world.catalog.drop(world.rows(*range(8, 12)))
-    world.store(range(20, 28))
     chosen = world.pool().next_to_close()
-    assert chosen is not None and chosen.free_count == 0
+    assert chosen is not None and chosen.index == 1
+
+
+def test_the_hand_stays_where_it_is_when_a_slab_leaves_or_joins_its_ring() -> None:
+    columns = SlabColumns(4)
+    slabs = [Slab(index, columns) for index in range(4)]
+    ring = Ring()
+    for slab in slabs[:3]:
+        ring.add(slab)
+    ring.step()
+    ring.step()
+    assert ring.at_hand is slabs[2]
+    ring.remove(slabs[1])
+    assert ring.at_hand is slabs[2], "one that it had passed leaves"
+    ring.add(slabs[3])
+    visited = []
+    for _ in range(3):
+        visited.append(ring.at_hand.index)
+        ring.step()
+    assert visited == [2, 0, 3], "the one that joined comes last"
+    ring.remove(slabs[2])
+    assert ring.at_hand is slabs[0], "the one at hand leaves: on to the next"
+
+
+def test_a_copy_that_went_and_came_back_begins_cold() -> None:
+    world = World(arena_slabs=1, volume_slabs=(2,))
+    rows = world.store(range(8), volume=ARENA)
+    world.store(range(8))
+    world.catalog.touch(rows[:1])
+    world.catalog.lose(rows[:1], volume=False)
+    world.store([0], volume=ARENA)
+    assert world.ask(1, volume=ARENA).victims.tolist() == rows[:1].tolist()
 
 
 def test_a_slab_that_cannot_be_opened_is_left_alone_for_a_while() -> None:
@@ -324,13 +359,13 @@ def test_the_generation_of_a_slot_rises_with_each_use_and_begins_anew_with_a_new
 def test_a_bounded_sweep_still_finds_the_only_block_that_may_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "CLOCK_STEPS_MAX", 2)
     for warm in (False, True):
-        world = World(volume_slabs=(12,))
-        rows = world.store(range(96))
-        world.catalog.holds.hold(1, np.delete(rows, 70), 10.0)
+        world = World(volume_slabs=(20,))
+        rows = world.store(range(160))
+        world.catalog.holds.hold(1, np.delete(rows, 150), 10.0)
         world.catalog.touch(rows)
         if not warm:
-            world.catalog._volume_referenced[rows[70]] = 0
-        assert world.ask(1).victims.tolist() == [rows[70]]
+            world.catalog._volume_referenced[rows[150]] = 0
+        assert world.ask(1).victims.tolist() == [rows[150]]
         assert world.ask(1).shortage == Shortage.FULL
 
 

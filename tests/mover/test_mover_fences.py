@@ -22,7 +22,7 @@ from offloadd.model.enums import Reason
 from offloadd.mover import long_work, slot_io, volume_work
 from offloadd.mover.engine_memory import EngineMemory, MappedRegion
 from offloadd.mover.lane import Lane
-from offloadd.mover.messages import Copied, Fenced, FenceMove, ForgetMove, Job, Operation, Shutdown, SliceDone, Unmapped, UnmapRegion
+from offloadd.mover.messages import AddLane, Copied, Fenced, FenceMove, ForgetMove, Job, Operation, Shutdown, SliceDone, Unmapped, UnmapRegion
 from offloadd.mover.slices import Slice
 from offloadd.mover.tools import Memories, Tools
 from offloadd.mover.volume import adopt_volume
@@ -30,13 +30,13 @@ from offloadd.mover.work import run
 from offloadd.tiers.format import slot_bytes_for
 from offloadd.units import MIB, align_up
 
-from .mover_harness import ANSWER_TIMEOUT_S, NONCE, UUID, Engine, make_records, plain
+from .mover_harness import ANSWER_TIMEOUT_S, NONCE, UUID, Engine, Mover, make_records, plain
 from .mover_harness import Lane as Peer
 
 SLOT_BYTES = slot_bytes_for(20000)
 
 
-@pytest.mark.parametrize("operation", [Operation.EVICT, Operation.RESTORE, Operation.ARENA_EVICT, Operation.ARENA_RESTORE])
+@pytest.mark.parametrize("operation", [op for op in Operation if op != Operation.NULL])
 def test_no_slice_of_a_fenced_move_touches_memory(mover, volume, make_engine, arena, operation):
     engine = make_engine()
     first = mover.add_lane(volume)
@@ -49,7 +49,7 @@ def test_no_slice_of_a_fenced_move_touches_memory(mover, volume, make_engine, ar
     before, on_disk = engine.snapshot(), volume.read(0, 0, 16 * SLOT_BYTES)
     lane = mover.add_lane(volume, number=2, sockets=sockets)
     outcome = lane.collect(fenced, 8)
-    assert outcome.reasons == [Reason.CANCELLED] * 8 and outcome.copied == 0
+    assert outcome.reasons == [Reason.CANCELLED] * 8 and outcome.copied == 0 and not any(done.io_bytes for done in outcome.done)
     assert engine.snapshot() == before and volume.read(0, 0, 16 * SLOT_BYTES) == on_disk and not any(arena[:MIB])
     # The fence is the move's alone, and ends when the move is forgotten.
     assert lane.run(Operation.RESTORE, make_records(range(8, 16), 20000), SLOT_BYTES, move=78).reasons == [0] * 8
@@ -75,6 +75,20 @@ def test_shutdown_ends_with_zero(mover, volume):
     mover.add_lane(volume)
     mover.control.send(Shutdown())
     assert mover.process.wait(ANSWER_TIMEOUT_S) == 0
+
+
+def test_the_mover_process_imports_neither_grpc_nor_cuda():
+    code = "import sys, offloadd.mover.main; print(sorted({'grpc', 'google.protobuf', 'pydantic', 'cupy', 'kvikio', 'torch'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_lane_that_can_not_be_had_ends_the_mover_with_an_error(volume):
+    mover = Mover()
+    _, theirs = mover.lane_sockets()
+    message = AddLane(lane=1, thread_count=4, staging_slot_bytes=4096, volume_uuid=UUID, slab_bytes=volume.slab_bytes, data_offset=volume.data_offset)
+    mover.control.send(message, [theirs.fileno(), *volume.fds])
+    assert mover.process.wait(ANSWER_TIMEOUT_S) == 1
+    mover.control.close()
 
 
 def test_the_mover_dies_with_its_parent(tmp_path):
@@ -107,7 +121,7 @@ class Workshop:
         mapping = map_memories(self.engine.fds, self.engine.memory_bytes)
         self.memories.engine.add(1, MappedRegion.over(mapping, plane_views(mapping.bytes, self.engine.layout, mapping.offsets)))
         self.staging = map_private(8 * MIB)
-        self.volume = adopt_volume(*volume.fds, volume_uuid=UUID, slab_bytes=volume.slab_bytes, data_offset=volume.data_offset)
+        self.volume = adopt_volume(*volume.fds, volume_uuid=UUID, slab_bytes=volume.slab_bytes, data_offset=volume.data_offset, thread_count=4)
         self.sent = []
         self.tools = Tools(self.memories, self.staging.bytes, self.volume, self.sent.append)
         self.slot_bytes = slot_bytes_for(payload_bytes)
@@ -292,7 +306,7 @@ def test_closing_the_door_waits_for_the_copy_that_runs(close_door):
 def test_a_lane_whose_socket_closes_ends_its_threads_and_closes_its_files(volume):
     ours, theirs = socket_pair()
     fds = [os.dup(fd) for fd in volume.fds]
-    opened = adopt_volume(*fds, volume_uuid=UUID, slab_bytes=volume.slab_bytes, data_offset=volume.data_offset)
+    opened = adopt_volume(*fds, volume_uuid=UUID, slab_bytes=volume.slab_bytes, data_offset=volume.data_offset, thread_count=4)
     lane = Lane(1, theirs, Memories(), opened, thread_count=4, staging_slot_bytes=8 * MIB)
     lane.open()
     ours.close()
@@ -319,7 +333,7 @@ def test_a_job_is_spread_over_all_threads_of_a_lane(volume, monkeypatch):
     monkeypatch.setattr(slot_io, "read", lambda fd, buffers, offset: barrier.wait() * 0 + sum(buffer.nbytes for buffer in buffers))
     ours, theirs = socket_pair()
     ours.settimeout(ANSWER_TIMEOUT_S)
-    opened = adopt_volume(*[os.dup(fd) for fd in volume.fds], volume_uuid=UUID, slab_bytes=volume.slab_bytes, data_offset=volume.data_offset)
+    opened = adopt_volume(*[os.dup(fd) for fd in volume.fds], volume_uuid=UUID, slab_bytes=volume.slab_bytes, data_offset=volume.data_offset, thread_count=4)
     lane = Lane(1, theirs, Memories(), opened, thread_count=4, staging_slot_bytes=8 * MIB)
     lane.open()
     peer = Peer(ours)

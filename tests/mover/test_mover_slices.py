@@ -44,7 +44,7 @@ def test_a_vectored_slice_stays_below_the_kernels_limit_of_buffers():
 
 def test_arena_jobs_are_cut_by_bytes_whatever_their_slots():
     lengths = _lengths(Operation.ARENA_RESTORE, make_records(range(512), 640 * KIB, slots=[0] * 512), 0)
-    assert len(lengths) % 4 == 0 and max(lengths) * 640 * KIB <= 4 * MIB
+    assert len(lengths) % 4 == 0 and max(lengths) * 640 * KIB <= 16 * MIB
     assert _lengths(Operation.ARENA_EVICT, make_records(range(4), 20 * MIB, slots=[0] * 4), 0) == [1] * 4
 
 

@@ -237,3 +237,38 @@ def test_a_dropped_namespace_is_gone_also_after_a_restart(daemon: DaemonProcess,
     # Entered again by the new registration: new blocks live, old ones stay dead.
     assert engine.evict([1], ["z"], ack=AckLevel.DURABLE).all_stored
     assert engine.restore([2], ["z"]).restored_count == 1
+
+
+def test_a_volume_full_of_kept_blocks_rejects_and_loses_none(make_daemon: Callable[..., DaemonProcess]) -> None:
+    daemon = make_daemon(volume_bytes=36 * MIB, arena_bytes=0)
+    with Client.connect(daemon.runtime_dir, instance="engine") as client:
+        engine = Engine(client, flat(64, 1 * MIB))
+        kept = [f"kept {number}" for number in range(40)]
+        answer = engine.evict(range(40), kept, ack=AckLevel.DURABLE, keep=True)
+        stored = [name for name, outcome in zip(kept, answer.outcomes, strict=True) if outcome.stored]
+        assert 0 < len(stored) < 40
+        assert {(outcome.status.name, outcome.reason.name) for outcome in answer.outcomes if not outcome.stored} == {("REJECTED", "TIER_FULL")}
+        again = engine.evict([50], ["one more"], ack=AckLevel.DURABLE)
+        assert [(outcome.status.name, outcome.reason.name) for outcome in again.outcomes] == [("REJECTED", "TIER_FULL")]
+        engine.wipe()
+        assert engine.restore(range(len(stored)), stored).restored_count == len(stored)
+        assert all(engine.holds(number, name) for number, name in enumerate(stored))
+        assert client.release_all() == len(stored)
+        assert engine.evict([50], ["one more"], ack=AckLevel.DURABLE).all_stored
+
+
+def test_keeps_belong_to_the_instance_and_end_with_its_last_process(make_daemon: Callable[..., DaemonProcess]) -> None:
+    daemon = make_daemon(volume_count=0, arena_bytes=16 * MIB)
+    with Client.connect(daemon.runtime_dir, instance="tp2", process="scheduler") as scheduler:
+        with Client.connect(daemon.runtime_dir, instance="tp2", process="worker 0") as worker:
+            engine = Engine(worker, flat(8, 1 * MIB))
+            assert engine.evict(range(4), list("abcd"), keep=True).all_stored
+            hashes = engine.blocks(range(4), list("abcd")).hashes
+        # The worker is gone; its instance lives on in the scheduler, which can release what the worker kept.
+        daemon.wait_until(lambda: len(daemon.status().sessions) == 1, "the worker's end")
+        assert daemon.status().held_count == 4
+        shard = ShardName(engine.namespace)
+        assert scheduler.lookup([shard], hashes).held_count == 4
+        assert scheduler.release([shard], hashes[:1]) == 1
+        assert daemon.status().held_count == 3
+    daemon.wait_until(lambda: daemon.status().held_count == 0, "the end of the keeps")

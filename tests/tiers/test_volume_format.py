@@ -12,7 +12,7 @@ from offloadd.errors import InvalidRequest, VolumeBusy, VolumeDamaged, VolumeFor
 from offloadd.tiers import volume_io
 from offloadd.tiers.format import NAMESPACE_DTYPE, NAMESPACE_MAGIC, Geometry, new_record, slot_count_for
 from offloadd.tiers.slab_header import SlabHeader
-from offloadd.tiers.superblock import write_record
+from offloadd.tiers.superblock import read_superblock, write_record
 from offloadd.tiers.volume_file import NAMESPACE_COUNT_MAX, format_volume
 from offloadd.tiers.volume_io import open_volume
 from offloadd.tiers.volume_summary import read_volume
@@ -213,3 +213,15 @@ def test_show_counts_slabs_by_slot_size_and_notices_truncation(tmp_path):
     os.truncate(path, 17 * MIB)
     with pytest.raises(VolumeDamaged, match=f"{17 * MIB} bytes.*{18 * MIB}"):
         read_volume(str(path))
+
+
+def test_bytes_between_the_fields_of_a_superblock_are_not_from_our_heap(tmp_path):
+    path = tmp_path / "volume"
+    small(path)
+    raw = path.read_bytes()[:SECTOR_BYTES]
+    waste = [np.full(SECTOR_BYTES, 0xAA, dtype=np.uint8) for _ in range(64)]
+    del waste
+    file = open_volume(str(path), busy_wait_s=0)
+    block = read_superblock(file.data_fd, str(path))
+    file.close()
+    assert block.copy == 0 and block.record.tobytes() == raw
