@@ -69,6 +69,10 @@ class Scale:
         self.pool: Pool = add_volume(self.catalog, slab_count=self.slab_count, slab_bytes=work.slab_bytes, open_slabs=work.open_slabs)
         self.random = np.random.default_rng(5)
         self._seeds = 0
+        #: The same small computation again and again: what its longest run takes beyond its median is the machine's doing, not the catalog's.
+        self.noise = Series()
+        self._reference = self.random.integers(0, 1 << 63, 16384, dtype=np.uint64)
+        self._calls = 0
 
     # -- timing ----------------------------------------------------------------------------------------------------------------------
 
@@ -78,6 +82,10 @@ class Scale:
         result = call(*arguments)
         series.cpu_s.append(time.thread_time() - start_cpu)
         series.wall_s.append(time.perf_counter() - start)
+        if series is not self.noise:
+            self._calls += 1
+            if self._calls % 4 == 0:
+                self.timed(self.noise, np.sort, self._reference)
         return result
 
     def tell(self, name: str, series: Series) -> None:
@@ -279,6 +287,15 @@ def main() -> None:
             drops(scale, count)
         report.say("worst cases")
         worst_cases(scale)
+        noise = Summary.of(scale.noise.cpu_s)
+        scale.report.add(
+            Figure(
+                f"for comparison, one fixed NumPy sort (median {noise.median * 1e3:.3f}, p99 {noise.p99 * 1e3:.3f}, {noise.count:,} calls)",
+                noise.maximum * 1e3,
+                "ms max",
+                detail=noise.detail(1e3, "cpu_ms_") | Summary.of(scale.noise.wall_s).detail(1e3, "wall_ms_"),
+            )
+        )
         if report.tiny:
             scale.catalog.check()
 

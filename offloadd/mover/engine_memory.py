@@ -6,7 +6,7 @@ memory is read or written. Borrowing spans memory work only, never an I/O: a hun
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -31,7 +31,9 @@ class MappedRegion:
 class EngineMemory:
     """Regions by the front's number. All methods may be called from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, settle: Callable[[], None]) -> None:
+        """`settle` is called before each copy; it returns when all fences that have been sent are known here."""
+        self._settle = settle
         self._changed = threading.Condition()
         self._regions: dict[int, MappedRegion] = {}
         self._region_users: Counter[int] = Counter()
@@ -76,6 +78,7 @@ class EngineMemory:
     @contextmanager
     def borrow(self, move: int, numbers: Sequence[int]) -> Iterator[dict[int, MappedRegion] | None]:
         """The regions by number, mapped until the block ends; None when the move is fenced or a region is not mapped (any more)."""
+        self._settle()
         with self._changed:
             admitted = move not in self._fenced and all(number in self._regions for number in numbers)
             regions = {number: self._regions[number] for number in numbers} if admitted else None

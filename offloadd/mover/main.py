@@ -20,6 +20,7 @@ from offloadd.memory.memfd import validate_sealed
 from offloadd.memory.planes import plane_views
 from offloadd.model.region import Layout, Plane, validate_layout
 from offloadd.mover.arena import map_arena
+from offloadd.mover.control_queue import ControlQueue
 from offloadd.mover.engine_memory import MappedRegion
 from offloadd.mover.lane import Lane
 from offloadd.mover.messages import (
@@ -51,19 +52,26 @@ class Mover:
 
     def __init__(self, channel: Channel[Control]) -> None:
         self._channel = channel
-        self._memories = Memories()
+        self._queue = ControlQueue(channel.sock)
+        self._memories = Memories(self._queue.settle)
         self._lanes: list[Lane] = []
 
     def serve(self) -> bool:
         """Handle messages until the front says Shutdown (True) or is gone (False)."""
         self._answer(Hello(pid=os.getpid(), paths=PATHS))
-        while (received := self._channel.receive()) is not None:
+        while True:
+            self._queue.wait()
+            received = self._channel.receive()
+            if received is None:
+                # The flag stays up: no copy begins any more.
+                return False
             message, fds = received
             if isinstance(message, Shutdown):
+                self._queue.end()
                 self._finish()
                 return True
             self._handle(message, fds)
-        return False
+            self._queue.handled()
 
     def _answer(self, message: ControlAnswer) -> None:
         self._channel.send(message)

@@ -19,10 +19,10 @@ Indices = npt.NDArray[np.intp]
 
 
 class Memories:
-    """The memories that all lanes share. `arena` is None until it is mapped."""
+    """The memories that all lanes share. `arena` is None until it is mapped. `settle`: see `EngineMemory`."""
 
-    def __init__(self) -> None:
-        self.engine = EngineMemory()
+    def __init__(self, settle: Callable[[], None] = lambda: None) -> None:
+        self.engine = EngineMemory(settle)
         self.arena: Arena | None = None
 
 

@@ -58,6 +58,23 @@ def test_no_slice_of_a_fenced_move_touches_memory(mover, volume, make_engine, ar
     assert lane.run(Operation.RESTORE, make_records(range(8, 16), 20000), SLOT_BYTES, move=77).reasons == [0] * 8
 
 
+def test_a_fence_is_obeyed_before_the_job_that_stood_in_line_with_it(mover, volume, make_engine):
+    engine = make_engine()
+    lane = mover.add_lane(volume)
+    lane.run(Operation.EVICT, make_records(range(8), 20000), SLOT_BYTES)
+    before = engine.snapshot()
+    for move in range(100, 120):
+        # Both wait on different sockets when the mover goes on; nothing but the look at the control socket puts them in order.
+        mover.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, mover.process.pid, os.WSTOPPED)
+        job = lane.submit(Operation.RESTORE, make_records(range(8, 16), 20000), SLOT_BYTES, move=move)
+        mover.control.send(FenceMove(move=move))
+        mover.process.send_signal(signal.SIGCONT)
+        assert lane.collect(job, 8).reasons == [Reason.CANCELLED] * 8
+        assert mover.receive() == Fenced(move=move)
+    assert engine.snapshot() == before
+
+
 def test_slices_of_an_unmapped_region_touch_no_memory(mover, volume, make_engine):
     engine = make_engine()
     lane = mover.add_lane(volume)
@@ -74,6 +91,17 @@ def test_slices_of_an_unmapped_region_touch_no_memory(mover, volume, make_engine
 def test_shutdown_ends_with_zero(mover, volume):
     mover.add_lane(volume)
     mover.control.send(Shutdown())
+    assert mover.process.wait(ANSWER_TIMEOUT_S) == 0
+
+
+def test_running_slices_finish_after_shutdown_though_the_front_has_hung_up(mover, volume, make_engine):
+    make_engine()
+    lane = mover.add_lane(volume, threads=1)
+    mover.process.send_signal(signal.SIGSTOP)
+    lane.submit(Operation.EVICT, make_records(range(8), 20000), SLOT_BYTES)
+    mover.control.send(Shutdown())
+    mover.control.sock.shutdown(socket.SHUT_WR)
+    mover.process.send_signal(signal.SIGCONT)
     assert mover.process.wait(ANSWER_TIMEOUT_S) == 0
 
 
@@ -277,7 +305,7 @@ def test_an_unforeseen_exception_gives_every_block_a_reason(workshop, monkeypatc
 
 
 def _engine_memory():
-    memory = EngineMemory()
+    memory = EngineMemory(lambda: None)
     events = []
     mapping = SimpleNamespace(close=lambda: events.append("unmapped"))
     memory.add(1, MappedRegion(mapping, (), 0))
