@@ -99,6 +99,8 @@ class AsyncChannel(Generic[Incoming]):
         self._loop = asyncio.get_running_loop()
         self._queue: deque[tuple[bytes, tuple[int, ...]] | Callable[[], None]] = deque()
         self._closed = False
+        #: The socket is full, and the loop tells when it is not.
+        self._waiting_to_write = False
         self._loop.add_reader(sock.fileno(), self._readable)
 
     @property
@@ -144,13 +146,17 @@ class AsyncChannel(Generic[Incoming]):
                 else:
                     self._sock.send(data)
             except BlockingIOError:
-                self._loop.add_writer(self._sock.fileno(), self._writable)
+                if not self._waiting_to_write:
+                    self._waiting_to_write = True
+                    self._loop.add_writer(self._sock.fileno(), self._writable)
                 return
             except OSError:
                 self.close()
                 return
             self._queue.popleft()
-        self._loop.remove_writer(self._sock.fileno())
+        if self._waiting_to_write:
+            self._waiting_to_write = False
+            self._loop.remove_writer(self._sock.fileno())
 
     def _readable(self) -> None:
         # A bounded number of packets a turn, so that one busy worker can't keep the loop from the others.

@@ -207,7 +207,7 @@ class Core:
         self._stop_move(move, active.stop_reason)
         try:
             async with asyncio.timeout(FENCE_WAIT_S):
-                await self.mover.fence(move.number)
+                await asyncio.shield(self.mover.fence(move.number))
         except TimeoutError:
             move.quarantined = True
             self.counters["moves_quarantined"] += 1
@@ -221,7 +221,7 @@ class Core:
         """Nobody waits for the move any more (the caller hung up): what was not sent is taken back, and copies into engine memory are fenced."""
         if not move.done:
             self._stop_move(move, Reason.CANCELLED)
-            self.spawn(self.mover.fence(move.number))
+            self.mover.fence(move.number)
 
     # -- tiers -----------------------------------------------------------------------------------------------------------------------
 

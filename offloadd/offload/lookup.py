@@ -1,5 +1,6 @@
 """Lookup and release: which blocks could be restored, what that would cost, and whose holds keep them."""
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,6 +98,10 @@ class Lookups:
             released += catalog.holds.release(session.instance.ordinal, live)
         return released
 
-    def release_all(self, session: Session) -> int:
-        """End all that the instance holds; returns how many."""
-        return self._core.catalog.holds.release_all(session.instance.ordinal)
+    async def release_all(self, holder: int) -> int:
+        """End all that an engine instance (by its ordinal) holds; returns how many holds there were."""
+        released = 0
+        while count := self._core.catalog.holds.release_all(holder):
+            released += count
+            await asyncio.sleep(0)
+        return released

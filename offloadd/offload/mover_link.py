@@ -174,16 +174,18 @@ class MoverLink:
 
     # -- fences ----------------------------------------------------------------------------------------------------------------------
 
-    async def fence(self, move: int) -> None:
-        """When it returns, no copy of the move touches engine memory any more."""
-        if not self.process.alive:
-            return
+    def fence(self, move: int) -> "asyncio.Future[None]":
+        """Ask for a fence now; when the future is done, no copy of the move touches engine memory any more. Only for moves that are not over."""
         future = self._fencing.get(move)
         if future is None:
-            future = self._fencing[move] = asyncio.get_running_loop().create_future()
+            future = asyncio.get_running_loop().create_future()
+            if not self.process.alive:
+                future.set_result(None)
+                return future
+            self._fencing[move] = future
             self._fenced.add(move)
             self.process.send(FenceMove(move=move))
-        await asyncio.shield(future)
+        return future
 
     def forget_move(self, move: int) -> None:
         """The move is over; its fence may go."""

@@ -134,7 +134,7 @@ class OffloadServicer(offload_pb2_grpc.OffloadServiceServicer):
         if request.all:
             if request.shards or request.block_hashes:
                 raise InvalidRequest("release of all names no shards and no block hashes")
-            return pb.ReleaseResponse(released_count=self._offload.lookups.release_all(session))
+            return pb.ReleaseResponse(released_count=await self._offload.lookups.release_all(session.instance.ordinal))
         keys, _ = convert.shard_keys(request.shards, request.block_hashes, session, self._offload.core.regions, self._limits)
         return pb.ReleaseResponse(released_count=self._offload.lookups.release(session, keys))
 
