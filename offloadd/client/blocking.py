@@ -342,7 +342,7 @@ class Client:
 
     def _open(self, timeout_s: float) -> _Link:
         attach = AttachLink.connect(self._runtime_dir, self._instance, self._process, timeout_s)
-        channel = grpc.insecure_channel(calls.grpc_target(self._runtime_dir, GRPC_SOCKET), options=calls.CHANNEL_OPTIONS)
+        channel = grpc.insecure_channel(calls.grpc_target(self._runtime_dir, GRPC_SOCKET), options=calls.BLOCKING_CHANNEL_OPTIONS)
         stub = OffloadServiceStub(channel)  # type: ignore[no-untyped-call]
         metadata = ((calls.SESSION_KEY, attach.token),)
         stream = stub.OpenSession(pb.OpenSessionRequest(), metadata=metadata)

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import grpc.experimental
 
 from offloadd.client.values import Capabilities
 from offloadd.errors import OffloaddError, Unavailable, UnknownSession
@@ -18,6 +19,8 @@ SESSION_KEY = "offloadd-session"
 #: Channels of one process to one address share a connection by default, and with it the back-off (up to two minutes) that another client's failed
 #: attempts have built up; a client that attaches again must not wait for that.
 CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
+#: For the blocking client: whoever iterates a stream reads it, instead of a thread of gRPC's that then wakes the reader (0.3 ms a restore).
+BLOCKING_CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (*CHANNEL_OPTIONS, (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1))
 
 #: The daemon answers by the deadline; the call itself is given up this much later, so that only a daemon that hangs runs into it.
 ANSWER_GRACE_S = 5.0

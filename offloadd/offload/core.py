@@ -97,6 +97,9 @@ class Core:
     verify: bool = True
     _numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
     _tasks: set["asyncio.Task[Any]"] = field(default_factory=set)
+    #: Moves of requests that are not over, though the request may have been answered.
+    _unfinished: set[int] = field(default_factory=set)
+    _all_finished: asyncio.Event = field(default_factory=asyncio.Event)
     _sequence: "itertools.count[int]" = field(default_factory=lambda: itertools.count(clock.wall_ns()))
 
     # -- requests --------------------------------------------------------------------------------------------------------------------
@@ -141,13 +144,36 @@ class Core:
     def _task_ended(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.counters["faults"] += 1
-            log.error("bug: work in the background failed", exc_info=error)
+            self._fault(error)
+
+    def _fault(self, error: BaseException) -> None:
+        self.counters["faults"] += 1
+        log.error("bug: work in the background failed", exc_info=error)
+
+    def at_end(self, move: Move, finish: Callable[[], None]) -> None:
+        """Run `finish` when the move is over. A fault in it is ours and is logged: it must not stop the lane that brought the last result."""
+        self._unfinished.add(move.number)
+
+        def guarded() -> None:
+            self._unfinished.discard(move.number)
+            self.mover.forget_move(move.number)
+            try:
+                finish()
+            except Exception as error:
+                self._fault(error)
+            if not self._unfinished:
+                self._all_finished.set()
+
+        self._all_finished.clear()
+        move.at_end(guarded)
 
     async def idle(self) -> None:
-        """Wait until everything spawned has ended."""
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+        """Wait until every move is over and everything spawned has ended."""
+        while self._tasks or self._unfinished:
+            if self._tasks:
+                await asyncio.wait(set(self._tasks))
+            if self._unfinished:
+                await self._all_finished.wait()
 
     # -- jobs ------------------------------------------------------------------------------------------------------------------------
 
@@ -250,7 +276,7 @@ class Core:
         """Fill the fields that name a slot of a volume: place, nonce, generation is the caller's."""
         blocks["slab"] = slabs
         blocks["slot"] = slots
-        for slab, mine in _groups(slabs):
+        for slab, mine in groups(slabs):
             blocks["nonce"][mine] = np.void(volume.nonce(slab))
 
     def fill_sources(
@@ -259,15 +285,15 @@ class Core:
         """Fill the fields that name existing slots, so that the mover can tell whether the header that it reads is theirs."""
         link = self.volume(volume)
         self.volume_blocks(blocks, link, slabs, slots)
-        for slab, mine in _groups(slabs):
+        for slab, mine in groups(slabs):
             blocks["generation"][mine] = link.pool.slabs[slab].generations[slots[mine]]
-        for number, mine in _groups(namespace_numbers):
+        for number, mine in groups(namespace_numbers):
             ordinal, epoch = self.namespaces.by_number(number).on_volumes.get(volume, (0, 0))
             blocks["namespace_ordinal"][mine] = ordinal
             blocks["namespace_epoch"][mine] = epoch
 
 
-def _groups(values: npt.NDArray[Any]) -> list[tuple[int, Any]]:
+def groups(values: npt.NDArray[Any]) -> list[tuple[int, Any]]:
     """Each distinct value and an index of where it stands. Nearly always there is one, and sorting to learn that would cost more than the work on it."""
     if values.shape[0] and (values == values[0]).all():
         return [(int(values[0]), slice(None))]

@@ -88,11 +88,10 @@ class Evictor:
                     core.catalog.free_reserved(part.volume, part.slabs, part.slots)
                 raise
             move = core.new_move(sum(part.chosen.shape[0] for part in parts))
-            finish = core.spawn(self._finish(session, move, parts, options, self._send(move, parts, options)))
+            over = self._send(move, parts, options)
+            core.at_end(move, lambda: self._finish(session, move, parts, options, over))
             durable = options.ack == AckLevel.DURABLE
             stopped = await core.wait_for(move, active, options.deadline_s, lambda: move.done if durable else move.copied)
-            if stopped == Reason.NONE and durable:
-                await asyncio.shield(finish)
             self._tell(move, parts, answer, stopped)
         except asyncio.CancelledError:
             if active.move is not None:
@@ -145,11 +144,13 @@ class Evictor:
         shortage = Shortage.NONE
         if missing.shape[0] and not direct:
             missing, shortage = self._take_arena(batch, region, missing, parts)
-        if missing.shape[0] and tier != Tier.ARENA:
+        # A required path is the only one: an evict that must go by ddr does not overflow to a volume, one that must go by host not into the arena.
+        required = options.path if options.require_path else Path.AUTO
+        if missing.shape[0] and tier != Tier.ARENA and required != Path.DDR:
             missing, of_volumes = await self._take_volumes(batch, region, missing, options.deadline_s, active, parts)
             # Without a volume the arena's reason is the one to tell.
             shortage = of_volumes or shortage
-        if missing.shape[0] and tier == Tier.ANY and direct and not durable and core.arena_lane is not None and options.path != Path.HOST:
+        if missing.shape[0] and tier == Tier.ANY and direct and not durable and core.arena_lane is not None and required != Path.HOST:
             missing, shortage = self._take_arena(batch, region, missing, parts)
         if missing.shape[0]:
             reason = active.stop_reason or _SHORTAGE_REASONS[shortage]
@@ -274,11 +275,9 @@ class Evictor:
         records["namespace_ordinal"], records["namespace_epoch"] = region.namespace.on_volumes[part.volume]
         records["flags"] = FLAG_KEEP if options.keep_until_s is not None else 0
 
-    async def _finish(self, session: Session, move: Move, parts: list[_Part], options: EvictOptions, over: asyncio.Event) -> None:
+    def _finish(self, session: Session, move: Move, parts: list[_Part], options: EvictOptions, over: asyncio.Event) -> None:
         """When every block has a result: publish the good ones, free the slots of the others, hold and spill as asked."""
         core = self._core
-        await move.finished.wait()
-        core.mover.forget_move(move.number)
         try:
             for part in parts:
                 self._settle(session, move, part, options)

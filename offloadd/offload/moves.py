@@ -1,6 +1,7 @@
 """One move of blocks on its way: what each block's result is so far, when its sources are free, and where the time went."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -67,6 +68,7 @@ class Move:
     #: long for one of them as for a hundred: they are entered when somebody looks.
     _unread: dict[tuple[Tier, Path], list[bytes]] = field(default_factory=dict)
     _uncopied: dict[int, int] = field(default_factory=dict)
+    _at_end: list[Callable[[], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._reasons = np.full(self.count, PENDING, dtype=np.uint32)
@@ -75,6 +77,13 @@ class Move:
         if self.count == 0:
             self.copied = True
             self.finished.set()
+
+    def at_end(self, callback: Callable[[], None]) -> None:
+        """Call once every block has a result, before anybody who waits for that is woken; at once if that is so already."""
+        if self.done:
+            callback()
+        else:
+            self._at_end.append(callback)
 
     def sent(self, job: int, count: int) -> None:
         """A job with this many blocks belongs to the move."""
@@ -146,6 +155,8 @@ class Move:
         assert self.pending_count >= 0, "a block got two results"
         if self.pending_count == 0:
             self.copied = True
+            for callback in self._at_end:
+                callback()
             self.finished.set()
         self.wake.set()
 

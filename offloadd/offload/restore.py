@@ -7,18 +7,19 @@ A block whose evict is still under way is waited for. Pins are released by a tas
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from offloadd import clock
 from offloadd.catalog.catalog import Sources
+from offloadd.errors import PathUnavailable
 from offloadd.model.enums import Path, Priority, Reason, RestoreStatus, Tier
 from offloadd.model.requests import BlockBatch, RestoreOptions
 from offloadd.mover.messages import Operation
 from offloadd.offload.answers import Answer
-from offloadd.offload.core import Active, Core, new_blocks, refuse_expired
+from offloadd.offload.core import Active, Core, groups, new_blocks, refuse_expired
 from offloadd.offload.moves import PENDING, Move
 from offloadd.offload.regions import Region
 from offloadd.offload.sessions import Session
@@ -38,13 +39,12 @@ def _is_bad_copy(reasons: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
 
 @dataclass(slots=True)
 class _Round:
-    """One move of a restore. `numbers`: the request's position of each block of the move; `rows`, `from_volume`: what it reads; `finish` unpins."""
+    """One move of a restore. `numbers`: the request's position of each block of the move; `rows`, `from_volume`: what it reads."""
 
     move: Move
     numbers: Indices
     rows: Indices
     from_volume: npt.NDArray[np.bool_]
-    finish: "asyncio.Future[None]" = field(init=False)
 
 
 class _Progress:
@@ -94,15 +94,18 @@ class Restorer:
                     if over:
                         break
                 self._add_uses(answer, move)
-                work = await self._second_try(work, batches, options, answer) if stopped == Reason.NONE else None
+                work = self._second_try(work, batches, options, answer) if stopped == Reason.NONE else None
             assert (answer.status != 0).all(), "a block without an outcome"
         finally:
             core.end(number)
             if active.move is not None:
                 core.leave(active.move)
         answer.clock.total_ns = clock.monotonic_ns() - started_ns
-        self._count(answer)
-        yield told, count, answer
+        try:
+            yield told, count, answer
+        finally:
+            # After the answer has left: nobody waits for the counting.
+            self._count(answer)
 
     # -- planning --------------------------------------------------------------------------------------------------------------------
 
@@ -139,10 +142,13 @@ class Restorer:
             if path != Path.AUTO:
                 sources = self._by_path(sources, path)
             usable = (sources.rows > 0) & (sources.payload_bytes == region.payload_bytes) & self._reachable(sources)
-            core.catalog.unpin(sources.rows[~usable])
-            answer.set(batch.positions[~usable], RestoreStatus.NOT_FOUND)
-            core.counters["restore_misses"] += int((~usable).sum())
+            if not usable.all():
+                core.catalog.unpin(sources.rows[~usable])
+                answer.set(batch.positions[~usable], RestoreStatus.NOT_FOUND)
+                core.counters["restore_misses"] += int((~usable).sum())
             planned.append((region, batch, sources, usable))
+        if options.require_path:
+            self._refuse_other_ways(planned, path)
         count = sum(int(usable.sum()) for *_, usable in planned)
         if count == 0:
             return None
@@ -151,7 +157,7 @@ class Restorer:
         first = 0
         for region, batch, sources, usable in planned:
             first = self._send(work, first, region, batch, sources, usable, options)
-        work.finish = core.spawn(self._finish(work))
+        core.at_end(move, lambda: self._finish(work))
         return work
 
     def _by_path(self, sources: Sources, path: Path) -> Sources:
@@ -167,11 +173,22 @@ class Restorer:
             checksum=sources.checksum,
         )
 
+    def _refuse_other_ways(self, planned: list[tuple[Region, BlockBatch, Sources, npt.NDArray[np.bool_]]], path: Path) -> None:
+        """Raise `PathUnavailable`, everything unpinned, if a block could only be restored by another path than the required one."""
+        wrong = sum(int(np.count_nonzero(usable & ((sources.volume < 0) != (path == Path.DDR)))) for *_, sources, usable in planned)
+        if wrong == 0:
+            return
+        for *_, sources, usable in planned:
+            self._core.catalog.unpin(sources.rows[usable])
+        count = sum(int(usable.sum()) for *_, usable in planned)
+        where = "on a volume" if path == Path.DDR else "in the arena"
+        raise PathUnavailable(f"path {path.name.lower()} is not available for {wrong} of {count} blocks: they are only {where}")
+
     def _reachable(self, sources: Sources) -> npt.NDArray[np.bool_]:
         core = self._core
         reachable = np.ones(sources.rows.shape[0], dtype=np.bool_)
-        for volume in np.unique(sources.volume[(sources.rows > 0) & (sources.volume >= 0)]):
-            if int(volume) not in core.volume_lanes:
+        for volume, _ in groups(sources.volume):
+            if volume >= 0 and volume not in core.volume_lanes:
                 reachable &= sources.volume != volume
         return reachable
 
@@ -186,8 +203,7 @@ class Restorer:
         work.numbers[first:stop] = batch.positions[chosen]
         work.rows[first:stop] = sources.rows[chosen]
         work.from_volume[first:stop] = sources.volume[chosen] >= 0
-        for volume in np.unique(sources.volume[chosen]):
-            mine = sources.volume[chosen] == volume
+        for volume, mine in groups(sources.volume[chosen]):
             index = chosen[mine]
             blocks = new_blocks(index.shape[0])
             blocks["region"] = region.number
@@ -203,8 +219,8 @@ class Restorer:
                 lane, operation = core.arena_lane, Operation.ARENA_RESTORE
             else:
                 numbers_of = np.full(index.shape[0], region.namespace.number, dtype=np.uint16)
-                core.fill_sources(blocks, int(volume), sources.slab[index], sources.slot[index], numbers_of)
-                slot_bytes, lane, operation = region.slot_bytes, core.volume_lanes[int(volume)], Operation.RESTORE
+                core.fill_sources(blocks, volume, sources.slab[index], sources.slot[index], numbers_of)
+                slot_bytes, lane, operation = region.slot_bytes, core.volume_lanes[volume], Operation.RESTORE
             background = options.priority == Priority.BACKGROUND
             core.send_jobs(lane, work.move, operation, blocks, slot_bytes=slot_bytes, deadline_s=options.deadline_s, background=background)
         return stop
@@ -230,13 +246,15 @@ class Restorer:
             late = (answer.status[work.numbers] == 0) & (reasons == PENDING)
             answer.set(work.numbers[late], RestoreStatus.QUARANTINED if move.quarantined else RestoreStatus.FAILED, int(stopped))
 
-    async def _second_try(self, work: _Round, batches: list[BlockBatch], options: RestoreOptions, answer: Answer) -> _Round | None:
-        """Read the other copy of blocks whose first one was bad; DATA_LOSS for those that have none left."""
-        await asyncio.shield(work.finish)
+    def _second_try(self, work: _Round, batches: list[BlockBatch], options: RestoreOptions, answer: Answer) -> _Round | None:
+        """Read the other copy of blocks whose first one was bad; DATA_LOSS for those that have none left, or none on the required path."""
         bad = _is_bad_copy(work.move.reasons) & (answer.status[work.numbers] == 0)
         if not bad.any():
             return None
         positions, reasons = work.numbers[bad], work.move.reasons[bad]
+        if options.require_path:
+            answer.set(positions, RestoreStatus.DATA_LOSS, reasons)
+            return None
         again = []
         for batch in batches:
             mine = np.isin(batch.positions, positions)
@@ -248,13 +266,13 @@ class Restorer:
         self._core.counters["restore_second_tries"] += int((~lost).sum())
         return retry
 
-    async def _finish(self, work: _Round) -> None:
+    def _finish(self, work: _Round) -> None:
         """When every block has a result: unpin, and drop the copies that turned out bad."""
         core = self._core
-        await work.move.finished.wait()
-        core.mover.forget_move(work.move.number)
         core.catalog.unpin(work.rows)
         bad = _is_bad_copy(work.move.reasons)
+        if not bad.any():
+            return
         for volume in (False, True):
             rows = work.rows[bad & (work.from_volume == volume)]
             if rows.shape[0]:
@@ -274,12 +292,12 @@ class Restorer:
 
     def _count(self, answer: Answer) -> None:
         core = self._core
-        for status in np.unique(answer.status):
-            mine = answer.status == status
-            name = RestoreStatus(int(status)).name.lower()
-            core.counters[f"restore_blocks_{name}"] += int(mine.sum())
-            for tier in np.unique(answer.tier[mine]):
-                core.observer.blocks("restore", name, Tier(int(tier)), int((mine & (answer.tier == tier)).sum()))
+        for status, mine in groups(answer.status):
+            name = RestoreStatus(status).name.lower()
+            tiers = answer.tier[mine]
+            core.counters[f"restore_blocks_{name}"] += tiers.shape[0]
+            for tier, of_tier in groups(tiers):
+                core.observer.blocks("restore", name, Tier(tier), tiers[of_tier].shape[0])
         core.observer.request_done("restore", answer)
         if len(answer.uses) == 1:
             use = answer.uses[0]

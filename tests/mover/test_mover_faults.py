@@ -177,6 +177,7 @@ def test_a_failing_descriptor_gives_io_error_and_the_lane_lives_on(mover, volume
         {"block_index": 2**32 - 1},
         {"payload_bytes": 19999},
         {"slot": 1_000_000},
+        {"slot": 2800},
         {"slab": 2},
         {"arena_offset": 4097},
         {"arena_offset": 95 * MIB + 1020 * 1024},

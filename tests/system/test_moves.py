@@ -1,10 +1,12 @@
 """Evict and restore through the real daemon: every layout, tier and acknowledgement, byte for byte."""
 
+import os
 from collections.abc import Callable
 
 import pytest
 
 from offloadd.client import AckLevel, Client, EvictStatus, Namespace, Path, RestoreStatus, Shard, ShardName, Tier
+from offloadd.errors import PathUnavailable
 from offloadd.units import KIB, MIB
 
 from .daemon_process import DaemonProcess
@@ -272,3 +274,40 @@ def test_keeps_belong_to_the_instance_and_end_with_its_last_process(make_daemon:
         assert scheduler.release([shard], hashes[:1]) == 1
         assert daemon.status().held_count == 3
     daemon.wait_until(lambda: daemon.status().held_count == 0, "the end of the keeps")
+
+
+def test_a_required_path_is_taken_or_the_request_fails(make_daemon: Callable[..., DaemonProcess]) -> None:
+    daemon = make_daemon(arena_bytes=16 * MIB)
+    with Client.connect(daemon.runtime_dir, instance="engine") as client:
+        engine = Engine(client, flat(64, 1 * MIB))
+        engine.evict([0, 1], ["arena", "arena too"], tier=Tier.ARENA)
+        engine.evict([2], ["volume"], ack=AckLevel.DURABLE)
+        with pytest.raises(PathUnavailable, match="path host is not available for 2 of 3 blocks: they are only in the arena"):
+            engine.restore([10, 11, 12], ["arena", "arena too", "volume"], path=Path.HOST, require_path=True)
+        with pytest.raises(PathUnavailable, match="path ddr is not available for 1 of 1 blocks: they are only on a volume"):
+            engine.restore([10], ["volume"], path=Path.DDR, require_path=True)
+        # Nothing stayed pinned: as a wish the same request works, and the answer tells the ways.
+        mixed = engine.restore([10, 11, 12], ["arena", "arena too", "volume"], path=Path.HOST)
+        assert {(use.path, use.block_count) for use in mixed.paths} == {(Path.DDR, 2), (Path.HOST, 1)}
+        # The arena holds 16 blocks of which none may be reclaimed: an evict that must go by ddr is rejected rather than sent to the volume.
+        engine.evict(range(16), [f"kept {number}" for number in range(16)], tier=Tier.ARENA, keep=True)
+        refused = engine.evict([20], ["new"], path=Path.DDR, require_path=True)
+        assert [(outcome.status.name, outcome.reason.name) for outcome in refused.outcomes] == [("REJECTED", "TIER_FULL")]
+        assert {use.path for use in engine.evict([20], ["new"], path=Path.DDR).paths} == {Path.HOST}
+
+
+def test_a_copy_that_rotted_in_one_tier_is_replaced_by_the_other(daemon: DaemonProcess, client: Client) -> None:
+    engine = Engine(client, flat(8, 64 * KIB))
+    engine.evict([0], ["a"])
+    daemon.wait_until(lambda: daemon.counters().get("spilled_blocks") == 1, "the spill")
+    content = daemon.volumes[0].read_bytes()
+    offset = content.index(engine.views(0)[0].tobytes())
+    with daemon.volumes[0].open("r+b") as file:
+        file.seek(offset + 5)
+        file.write(bytes([content[offset + 5] ^ 0x80]))
+        file.flush()
+        os.fsync(file.fileno())
+    restored = engine.restore([1], ["a"], path=Path.HOST)
+    assert restored.restored_count == 1 and engine.holds(1, "a")
+    assert [(use.path, use.block_count) for use in restored.paths] == [(Path.DDR, 1)]
+    assert daemon.counters()["copies_lost"] == 1
