@@ -237,7 +237,11 @@ class Catalog:
         """Pin what is there and say where to read it: the arena copy if there is one, else the volume's."""
         rows = self.lookup(keys)
         self.pin(rows)
-        sources = self._sources(rows, np.asarray(self._in_arena[rows] > 0))
+        return self._sources(rows, np.asarray(self._in_arena[rows] > 0))
+
+    def mark_used(self, sources: Sources) -> None:
+        """These copies are being read: a second chance when the hand passes, and their slabs are warm. Not a part of `plan_restore`: no read waits for it."""
+        rows = sources.rows
         live = rows > 0
         from_arena = live & (sources.volume < 0)
         self._arena_referenced[rows[from_arena]] = 1
@@ -248,7 +252,6 @@ class Catalog:
             mine = live & (sources.volume == volume)
             if mine.any():
                 pool.touch(sources.slab[mine])
-        return sources
 
     def volume_sources(self, rows: Rows) -> Sources:
         """The volume copies of pinned rows (row 0 where there is none): a second chance when the arena copy failed its checksum."""
@@ -283,9 +286,9 @@ class Catalog:
             for row in set(live[self._pins[live] == 0].tolist()) & self._retired.keys():
                 volume, slab, slot = self._retired.pop(row)
                 self.volumes[volume].free(np.array([slab], dtype=np.uint32), np.array([slot], dtype=np.uint32))
-        doomed = np.unique(live[((self._flags[live] & FLAG_DOOMED) != 0) & (self._pins[live] == 0)])
-        if doomed.shape[0]:
-            self._delete(doomed)
+        doomed = ((self._flags[live] & FLAG_DOOMED) != 0) & (self._pins[live] == 0)
+        if doomed.any():
+            self._delete(np.unique(live[doomed]))
 
     def lose(self, rows: Rows, *, volume: bool) -> None:
         """These copies turned out bad. While another move still pins the block all of it becomes invisible and goes later."""

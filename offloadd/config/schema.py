@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from offloadd.config.sizes import default_arena_bytes, parse_size, physical_memory_bytes
+from offloadd.config.sizes import default_arena_bytes, default_index_bytes, parse_size, physical_memory_bytes
 from offloadd.model.runtime import ADMIN_SOCKET, ATTACH_SOCKET, GRPC_SOCKET, runtime_dir_default
 from offloadd.units import GIB, KIB, MIB, SECTOR_BYTES
 
@@ -111,7 +111,11 @@ class LimitsConfig(_Section):
     keep_ttl_s_max: Seconds = Field(default=86400.0, ge=1, le=31 * 86400, description="Longest keep that a request may ask for.")
     lease_s_max: Seconds = Field(default=3600.0, ge=1, le=86400, description="Longest lease that a lookup may ask for.")
     keep_grace_s: Seconds = Field(default=120.0, ge=0, le=86400, description="Time after a restart in which an engine instance may claim its kept blocks.")
-    index_bytes_max: Size = Field(default=4 * GIB, ge=MIB, description="Memory of the block index: bounds the blocks of all tiers together.")
+    index_bytes_max: Size = Field(
+        default_factory=lambda: default_index_bytes(physical_memory_bytes()),
+        ge=MIB,
+        description="Memory of the block index, some 85 B a block: bounds the blocks of all tiers together.",
+    )
     message_bytes_max: Size = Field(default=4 * MIB, ge=64 * KIB, le=64 * MIB, description="Largest gRPC message.")
 
     @model_validator(mode="after")

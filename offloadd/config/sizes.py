@@ -43,3 +43,8 @@ def default_arena_bytes(slab_bytes: int, memory_bytes: int) -> int:
     """The smaller of 1 GiB and an eighth of the memory, rounded down to whole slabs; at least one slab."""
     assert slab_bytes == align_up(slab_bytes, SECTOR_BYTES)
     return max(min(GIB, memory_bytes // 8) // slab_bytes, 1) * slab_bytes
+
+
+def default_index_bytes(memory_bytes: int) -> int:
+    """The smaller of 4 GiB (50 million blocks) and 1/64 of the memory, rounded down to whole MiB; at least 64 MiB. A sixth of it is touched at start."""
+    return max(min(4 * GIB, memory_bytes // 64), 64 * MIB) // MIB * MIB

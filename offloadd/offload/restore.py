@@ -157,6 +157,8 @@ class Restorer:
         first = 0
         for region, batch, sources, usable in planned:
             first = self._send(work, first, region, batch, sources, usable, options)
+        for *_, sources, _ in planned:
+            core.catalog.mark_used(sources)
         core.at_end(move, lambda: self._finish(work))
         return work
 

@@ -371,5 +371,7 @@ def _warm_up() -> None:
     keys = keys_array([bytes([number]) * KEY_BYTES for number in range(8)])
     taken = catalog.reserve_arena(SECTOR_BYTES, len(keys))
     rows, _ = catalog.publish_arena(keys, taken.slabs, taken.slots, np.zeros(len(keys), np.uint32), payload_bytes=SECTOR_BYTES, namespace=0, keep=False)
-    catalog.unpin(catalog.plan_restore(keys).rows)
+    sources = catalog.plan_restore(keys)
+    catalog.mark_used(sources)
+    catalog.unpin(sources.rows)
     catalog.drop(rows)

@@ -69,7 +69,7 @@ def batches(spans: Iterable[pb.BlockSpan], session: Session, regions: Regions, l
     seen: set[bytes] = set()
     for region, indices, keys, positions in by_region.values():
         batch = BlockBatch(region=region.number, indices=np.concatenate(indices), keys=keys_array(keys), positions=np.concatenate(positions))
-        if destinations:
+        if destinations and len(indices) > 1:
             _refuse_overlap(batch, region)
         _refuse_duplicates(keys, batch, seen)
         found.append(batch)

@@ -223,6 +223,7 @@ class CatalogBesideModel(RuleBasedStateMachine):
     @rule(target=readings, blocks=SOME)
     def plan(self, blocks: list[int]) -> Any:
         sources = self.catalog.plan_restore(keys_of(*blocks))
+        self.catalog.mark_used(sources)
         places = []
         for number, row, volume, slab, slot in zip(
             blocks, sources.rows.tolist(), sources.volume.tolist(), sources.slab.tolist(), sources.slot.tolist(), strict=True

@@ -63,7 +63,7 @@ def test_untouched_blocks_go_before_touched_ones() -> None:
     world = World(volume_slabs=(2,))
     world.store(range(16))
     world.catalog.touch(world.rows(0, 1, 2, 9))
-    world.catalog.unpin(world.catalog.plan_restore(keys_of(4)).rows)
+    world.read(keys_of(4))
     world.ask(11)
     assert world.found(range(16)) == [0, 1, 2, 4, 9]
     got = world.ask(5)
@@ -87,7 +87,7 @@ def test_a_new_slot_size_finds_room_on_a_full_volume_by_recutting_the_coldest_sl
     world = World(volume_slabs=(3,))
     world.store(range(24))
     # The first and the last slab are used; the second one is the coldest.
-    world.catalog.unpin(world.catalog.plan_restore(keys_of(0, 23)).rows)
+    world.read(keys_of(0, 23))
     got = world.ask(4, LARGE)
     assert got.shortage == Shortage.OPENING and got.victims.shape == (8,)
     assert world.pool().take_wishes() == [Wish(1, LARGE)]
@@ -99,12 +99,12 @@ def test_a_new_slot_size_finds_room_on_a_full_volume_by_recutting_the_coldest_sl
 def test_a_new_slot_size_keeps_growing_while_foreign_slabs_are_colder() -> None:
     world = World(volume_slabs=(4,))
     world.store(range(32))
-    world.catalog.unpin(world.catalog.plan_restore(keys_of(31)).rows)
+    world.read(keys_of(31))
     world.store(range(100, 112), LARGE)
     assert [slab.slot_bytes for slab in world.pool().slabs] == [LARGE, LARGE, LARGE, SMALL]
     assert world.found(range(32)) == list(range(24, 32))
     # The one that was used after its own first slab is not colder: once that is the only foreign one, the size turns over its own blocks.
-    world.catalog.unpin(world.catalog.plan_restore(keys_of(31)).rows)
+    world.read(keys_of(31))
     world.store(range(200, 204), LARGE)
     assert world.found(range(24, 32)) == list(range(24, 32)) and len(world.found(range(100, 112))) == 8
 
@@ -120,7 +120,7 @@ def test_a_slab_with_a_pinned_held_or_reserved_slot_is_not_recut() -> None:
         else:
             assert world.ask(1).slabs.tolist() == [0]
             world.catalog.touch(world.rows(8))
-            world.catalog.unpin(world.catalog.plan_restore(keys_of(8)).rows)
+            world.read(keys_of(8))
         world.ask(1, LARGE)
         assert world.answer() == [1], protect
         assert len(world.found(range(8))) == (7 if protect == "reserve" else 8)

@@ -56,6 +56,12 @@ class World:
     def _on_event(self, stored: bool, tier: Tier, keys: Keys) -> None:
         self.events += [(stored, tier, one.tobytes()) for one in keys]
 
+    def read(self, keys: Keys) -> None:
+        """A whole restore of these blocks."""
+        sources = self.catalog.plan_restore(keys)
+        self.catalog.mark_used(sources)
+        self.catalog.unpin(sources.rows)
+
     def slot_count(self, slot_bytes: int) -> int:
         return self.slab_bytes // slot_bytes
 
