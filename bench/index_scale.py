@@ -23,6 +23,7 @@ from bench.support.stats import Summary
 from bench.support.workload import load_workload
 from offloadd.catalog.catalog import Catalog
 from offloadd.catalog.pool import Pool, Shortage
+from offloadd.catalog.warm_up import warm_up
 from offloadd.tiers.format import slot_bytes_for, slot_count_for
 
 PAUSE_S = 5e-3
@@ -277,7 +278,8 @@ def main() -> None:
     """Run it."""
     with benchmark("index_scale", "What does a block take in the index, and what stops the event loop at a million of them?") as report:
         work = load_workload(Work, "index_1m", tiny=report.tiny)
-        # As the daemon does when it starts: a full collection over all modules would be charged to whichever call it happens in.
+        # As the daemon does when it starts: NumPy's first calls, and a full collection over all modules would be charged to whichever call it happens in.
+        warm_up()
         gc.collect()
         gc.freeze()
         scale = Scale(report, work)

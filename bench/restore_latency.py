@@ -17,7 +17,7 @@ from bench.support.client import ClientProcess, block_hash
 from bench.support.cpu import cpu_seconds
 from bench.support.daemon import DaemonThread, make_config
 from bench.support.fio import fio_bytes_per_s
-from bench.support.mover import MOVER_ENVIRONMENT, STAGING_SLOT_BYTES, THREADS
+from bench.support.mover import ARENA_THREADS, MOVER_ENVIRONMENT, STAGING_SLOT_BYTES, THREADS
 from bench.support.report import Detail, Figure, Report, Target, benchmark, seconds_figure
 from bench.support.restoring import Series, arena_restores, make_volume, shared_memory_dir, volume_restores
 from bench.support.stats import Summary, median_ratio
@@ -119,7 +119,7 @@ def arena(report: Report, work: Blocks) -> None:
     size = work.payload_bytes
     memcpy = found["memcpy"]
     copy_rate = 2 * sketch.COPY_BYTES_PER_S
-    report.add(Figure(f"{work.name}, arena: memcpy, {THREADS} threads", memcpy.rate(size) / 1e9, "GB/s", copy_rate / 1e9, detail=detail_of(memcpy, size)))
+    report.add(Figure(f"{work.name}, arena: memcpy, {ARENA_THREADS} threads", memcpy.rate(size) / 1e9, "GB/s", copy_rate / 1e9, detail=detail_of(memcpy, size)))
     for title, key, limit, rates in (
         ("restore without verification", "unverified", 0.80, (copy_rate,)),
         ("restore", "restore", 0.50, (copy_rate, 2 * sketch.CRC_BYTES_PER_S)),

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.support.machine import ROOT
+from offloadd.config.sizes import default_lane_threads
 from offloadd.ipc.channel import Channel, socket_pair
 from offloadd.model.region import Layout, Plane
 from offloadd.model.slots import BLOCK_DTYPE, RESULT_DTYPE
@@ -41,6 +42,8 @@ MOVER_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x4
 JOB_BYTES = 32 * MIB
 JOBS_IN_FLIGHT = 2
 THREADS = 4
+#: The arena's lane as the daemon makes it on this machine.
+ARENA_THREADS = default_lane_threads()
 STAGING_SLOT_BYTES = 8 * MIB
 ANSWER_TIMEOUT_S = 300.0
 
@@ -150,7 +153,7 @@ class MoverProcess:
         ours, theirs = socket_pair()
         ours.settimeout(ANSWER_TIMEOUT_S)
         fds = [theirs.fileno()]
-        message = AddLane(lane=number, thread_count=THREADS, staging_slot_bytes=STAGING_SLOT_BYTES)
+        message = AddLane(lane=number, thread_count=ARENA_THREADS, staging_slot_bytes=STAGING_SLOT_BYTES)
         if file is not None and geometry is not None:
             fds += [file.data_fd, file.synced_fd]
             message = AddLane(

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.support.cpu import cpu_seconds
-from bench.support.mover import THREADS, MoverProcess, layout_of, make_records
+from bench.support.mover import ARENA_THREADS, MoverProcess, layout_of, make_records
 from bench.support.workload import Blocks
 from offloadd.memory.mapping import MADV_HUGEPAGE, MADV_POPULATE_WRITE, Bytes, Mapping, map_memories
 from offloadd.memory.memfd import create_sealed
@@ -151,10 +151,10 @@ def copy(target: Bytes, source: Bytes) -> float:
     """Copy with as many threads as a lane has, in pieces as long as its slices; seconds."""
 
     def part(first: int) -> None:
-        for begin in range(first * COPY_BYTES, target.size, THREADS * COPY_BYTES):
+        for begin in range(first * COPY_BYTES, target.size, ARENA_THREADS * COPY_BYTES):
             np.copyto(target[begin : begin + COPY_BYTES], source[begin : begin + COPY_BYTES])
 
-    threads = [threading.Thread(target=part, args=(number,)) for number in range(THREADS)]
+    threads = [threading.Thread(target=part, args=(number,)) for number in range(ARENA_THREADS)]
     start = time.perf_counter()
     for thread in threads:
         thread.start()

@@ -14,8 +14,8 @@ Rows = npt.NDArray[np.uint32]
 
 #: Holder of the blocks that were kept when the daemon last stopped: until `keep_grace_s` after READY or until an instance claims them.
 RECOVERED = 0
-#: Rows that one call of `expire` looks at, give or take a batch: 3 ms. All recovered holds expire at one moment.
-EXPIRY_ROWS = 16384
+#: Rows that one call of `expire` looks at, give or take a batch: 2 ms. All recovered holds expire at one moment.
+EXPIRY_ROWS = 8192
 #: Rows in stale batches beyond twice the live holds before the expiries are rebuilt: 0.3 MB, and rare enough not to matter.
 STALE_ROWS_MAX = 1 << 16
 

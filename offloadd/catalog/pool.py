@@ -27,9 +27,9 @@ __all__ = ["Pool", "Reservation", "Shortage", "Slab", "SlabState", "Wish"]
 Mask = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int64]
 
-#: Slots that the CLOCK hand looks at in one vectorised step, and steps in one sweep: bounds the pause where most blocks are kept or in use (1 ms).
+#: Slots that the CLOCK hand looks at in one vectorised step, and steps in one sweep: bounds the pause where most blocks are kept or in use (0.5 ms).
 CLOCK_WINDOW = 512
-CLOCK_STEPS_MAX = 32
+CLOCK_STEPS_MAX = 16
 #: Sweeps in one reservation after the first one, each over one slab that is known to hold something to reclaim.
 SWEEPS_MAX = 8
 #: Cold slabs of other sizes that one reservation looks at before it gives up: bounds the pause when all of them are kept.

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from offloadd.config.sizes import default_arena_bytes, default_index_bytes, parse_size, physical_memory_bytes
+from offloadd.config.sizes import default_arena_bytes, default_index_bytes, default_lane_threads, parse_size, physical_memory_bytes
 from offloadd.model.runtime import ADMIN_SOCKET, ATTACH_SOCKET, GRPC_SOCKET, runtime_dir_default
 from offloadd.units import GIB, KIB, MIB, SECTOR_BYTES
 
@@ -163,7 +163,9 @@ class ArenaConfig(_Section):
 class MoverConfig(_Section):
     """The processes that move bytes, one a device."""
 
-    lane_threads: int = Field(default=4, ge=1, le=64, description="Threads of the lane to the arena; each has one slice in flight.")
+    lane_threads: int = Field(
+        default_factory=default_lane_threads, ge=1, le=64, description="Threads of the lane to the arena: no more than cores, which copies keep busy."
+    )
     staging_slot_bytes: Annotated[Size, AfterValidator(_whole_sectors)] = Field(
         default=8 * MIB,
         ge=8 * MIB,

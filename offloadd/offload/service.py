@@ -5,12 +5,11 @@ import contextlib
 import os
 from dataclasses import dataclass, field
 
-import numpy as np
 import structlog
 
 from offloadd import clock
 from offloadd.catalog.catalog import Catalog
-from offloadd.catalog.index import KEY_BYTES, keys_array
+from offloadd.catalog.warm_up import warm_up
 from offloadd.errors import InvalidRequest, OffloaddError, PathUnavailable, Unavailable, UnknownRegion
 from offloadd.memory.memfd import HUGE_PAGE_BYTES, create_sealed
 from offloadd.model.enums import Path, Reason, Tier
@@ -29,7 +28,7 @@ from offloadd.offload.sessions import Session, SessionTable
 from offloadd.offload.spill import Spiller
 from offloadd.offload.volume_link import VolumeLink, VolumeOptions
 from offloadd.scheduler.lane_queue import LaneQueue
-from offloadd.units import SECTOR_BYTES, align_up
+from offloadd.units import align_up
 
 log = structlog.get_logger()
 
@@ -132,7 +131,7 @@ class Offload:
     async def start(self) -> None:
         """Start the mover and the keepers. Returns when what works can be served; a volume that does not answer in time joins later."""
         settings = self.settings
-        _warm_up()
+        warm_up()
         arena = self._make_arena()
         self.core.mover.start(arena)
         if arena is not None:
@@ -362,16 +361,3 @@ class Offload:
 def arena_bytes_rounded(arena_bytes: int, slab_bytes: int) -> int:
     """The arena in whole slabs, at least one unless it is 0."""
     return align_up(arena_bytes, slab_bytes) if arena_bytes else 0
-
-
-def _warm_up() -> None:
-    """Use a small catalog once. The first use of some NumPy functions takes 12 ms, which would else stop the loop in the middle of the first evict."""
-    catalog = Catalog(capacity=64)
-    catalog.add_arena(slab_count=1, slot_count_for=lambda slot_bytes: 8)
-    keys = keys_array([bytes([number]) * KEY_BYTES for number in range(8)])
-    taken = catalog.reserve_arena(SECTOR_BYTES, len(keys))
-    rows, _ = catalog.publish_arena(keys, taken.slabs, taken.slots, np.zeros(len(keys), np.uint32), payload_bytes=SECTOR_BYTES, namespace=0, keep=False)
-    sources = catalog.plan_restore(keys)
-    catalog.mark_used(sources)
-    catalog.unpin(sources.rows)
-    catalog.drop(rows)

@@ -13,7 +13,7 @@ from offloadd.config import ArenaConfig, Config, DaemonConfig, LimitsConfig, Mov
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 #: Their defaults depend on the machine.
-COMMENTED = {"runtime_dir", "arena_bytes", "index_bytes_max"}
+COMMENTED = {"runtime_dir", "arena_bytes", "index_bytes_max", "lane_threads"}
 
 
 def test_the_example_equals_the_defaults() -> None:
