@@ -2,11 +2,13 @@
 
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from bench.support.fakes import random_keys
+from offloadd.catalog.index import Keys
 from offloadd.keeper.namespaces import NamespaceTable
 from offloadd.model.namespace import Namespace
 from offloadd.tiers.format import (
@@ -32,10 +34,14 @@ from offloadd.units import GIB, MIB, SECTOR_BYTES, align_up
 NAMESPACE_COUNT = 64
 
 
-def make_full_volume(path: Path, *, slab_count: int, slab_bytes: int, block_bytes: int, dirty_count: int) -> int:
-    """Make the volume; every slot of every slab holds a block. The last `dirty_count` slabs are dirty: no summary, headers in their slots. Returns the blocks.
+KeysOf = Callable[[int, int], Keys]
 
-    Clean slabs get their summary only, since nobody reads the headers of their slots at a start.
+
+def make_full_volume(path: Path, *, slab_count: int, slab_bytes: int, block_bytes: int, dirty_count: int, keys_of: KeysOf = random_keys) -> int:
+    """Make the volume; `keys_of(count, slab)` names the blocks of each slab. Every slot of every slab holds a block; returns how many.
+
+    The last `dirty_count` slabs are dirty: no summary, headers in their slots. Clean slabs get their summary only, since nobody reads the headers of their
+    slots at a start.
     """
     tables = align_up(NAMESPACE_TABLE_OFFSET + NAMESPACE_COUNT * SECTOR_BYTES, MIB)
     geometry = format_volume(str(path), volume_bytes=tables + slab_count * slab_bytes, slab_bytes=slab_bytes, namespace_count=NAMESPACE_COUNT)
@@ -47,7 +53,7 @@ def make_full_volume(path: Path, *, slab_count: int, slab_bytes: int, block_byte
         table.read(file.data_fd)
         table.add(Namespace(model="bench").id(), "bench", b"")
         for slab in range(slab_count):
-            _fill_slab(cached_fd, geometry, slab, block_bytes, dirty=slab >= slab_count - dirty_count)
+            _fill_slab(cached_fd, geometry, slab, block_bytes, keys_of, dirty=slab >= slab_count - dirty_count)
         sync(cached_fd, str(path))
         os.posix_fadvise(cached_fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
@@ -56,11 +62,11 @@ def make_full_volume(path: Path, *, slab_count: int, slab_bytes: int, block_byte
     return slab_count * slot_count_for(slab_bytes, slot_bytes_for(block_bytes))
 
 
-def _fill_slab(fd: int, geometry: Geometry, slab: int, block_bytes: int, *, dirty: bool) -> None:
+def _fill_slab(fd: int, geometry: Geometry, slab: int, block_bytes: int, keys_of: KeysOf, *, dirty: bool) -> None:
     slot_bytes = slot_bytes_for(block_bytes)
     slot_count = slot_count_for(geometry.slab_bytes, slot_bytes)
     nonce = secrets.token_bytes(16)
-    keys = random_keys(slot_count, slab)
+    keys = keys_of(slot_count, slab)
     summary_crc = 0
     if dirty:
         _write_slots(fd, geometry, slab, nonce, block_bytes, keys)

@@ -25,9 +25,10 @@ class Service:
     def __init__(self, *, volume: Path, open_slabs: int, index_bytes_max: int) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="offloadd-bench-")
         directory = Path(self._directory.name)
+        self.runtime_dir = directory / "run"
         config = directory / "offloadd.toml"
         config.write_text(
-            f'[daemon]\nruntime_dir = "{directory / "run"}"\nlog_format = "json"\nmetrics_listen = ""\n'
+            f'[daemon]\nruntime_dir = "{self.runtime_dir}"\nlog_format = "json"\nmetrics_listen = ""\n'
             f"[limits]\nindex_bytes_max = {index_bytes_max}\n[arena]\narena_bytes = 0\n"
             f'[[volume]]\npath = "{volume}"\nopen_slabs = {open_slabs}\n'
         )

@@ -58,7 +58,7 @@ def batches(spans: Iterable[pb.BlockSpan], session: Session, regions: Regions, l
         payload_bytes += span.count * region.payload_bytes
         entry = by_region.setdefault(region.number, (region, [], [], []))
         entry[1].append(np.arange(span.start, span.start + span.count, dtype=np.uint32))
-        entry[2].extend(map(region.keys.key, span.block_hashes))
+        entry[2].extend(region.keys.keys(span.block_hashes))
         entry[3].append(np.arange(count, stop, dtype=np.uint32))
         count = stop
     if count == 0:
@@ -83,9 +83,13 @@ def _check_span(number: int, span: pb.BlockSpan, region: Region) -> None:
         raise InvalidRequest(f"span {number} ends before block {span.start + span.count}; its region has {region.layout.block_count} blocks")
     if len(span.block_hashes) != span.count:
         raise InvalidRequest(f"span {number} has {len(span.block_hashes)} block hashes for a count of {span.count}")
-    for block_hash in span.block_hashes:
-        if not 1 <= len(block_hash) <= HASH_BYTES_MAX:
-            raise InvalidRequest(f"span {number} has a block hash of {len(block_hash)} bytes; 1 to {HASH_BYTES_MAX} are allowed")
+    _check_hashes(span.block_hashes, f"span {number}")
+
+
+def _check_hashes(hashes: Any, what: str) -> None:
+    for length in set(map(len, hashes)):
+        if not 1 <= length <= HASH_BYTES_MAX:
+            raise InvalidRequest(f"{what} has a block hash of {length} bytes; 1 to {HASH_BYTES_MAX} are allowed")
 
 
 def _refuse_overlap(batch: BlockBatch, region: Region) -> None:
@@ -249,10 +253,8 @@ def shard_keys(
     asked = len(hashes) * len(makers)
     if asked > limits.blocks_per_request_max:
         raise InvalidRequest(f"request names {asked} blocks ({len(makers)} shards); blocks_per_request_max is {limits.blocks_per_request_max}")
-    for number, block_hash in enumerate(hashes):
-        if not 1 <= len(block_hash) <= HASH_BYTES_MAX:
-            raise InvalidRequest(f"block hash {number} has {len(block_hash)} bytes; 1 to {HASH_BYTES_MAX} are allowed")
-    return [keys_array(list(map(maker.key, hashes))) for maker in makers], tokens
+    _check_hashes(hashes, "request")
+    return [keys_array(maker.keys(hashes)) for maker in makers], tokens
 
 
 def lease_until_s(request: pb.LookupRequest, limits: RequestLimits) -> float | None:
