@@ -27,7 +27,8 @@ __all__ = ["Pool", "Reservation", "Shortage", "Slab", "SlabState", "Wish"]
 Mask = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int64]
 
-#: Slots that the CLOCK hand looks at in one vectorised step, and steps in one sweep: bounds the pause where most blocks are kept or in use (0.5 ms).
+#: Slots that the CLOCK hand looks at in one vectorised step, and steps in one sweep beside those
+#: that twice the slots wanted take: bounds the pause where most blocks are kept or in use (0.5 ms).
 CLOCK_WINDOW = 512
 CLOCK_STEPS_MAX = 16
 #: Sweeps in one reservation after the first one, each over one slab that is known to hold something to reclaim.
@@ -256,7 +257,7 @@ class Pool:
         got = 0
         ring = self._rings.get(slot_bytes)
         if ring is not None:
-            got, shortage = self._sweep(ring, count, taken, victims, steps=CLOCK_STEPS_MAX)
+            got, shortage = self._sweep(ring, count, taken, victims, steps=CLOCK_STEPS_MAX + 2 * count // CLOCK_WINDOW)
             if shortage is None:
                 more, shortage = self._search(ring, count - got, taken, victims)
                 got += more
