@@ -1,7 +1,7 @@
 """Lookup and release: which blocks could be restored, what that would cost, and whose holds keep them."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ class LookupAnswer:
     tiers: npt.NDArray[np.uint8]
     estimated_s: float | None
     worth_restoring: bool = True
-    rows: list[npt.NDArray[np.uint32]] = field(default_factory=list)
 
 
 class Lookups:
@@ -53,7 +52,7 @@ class Lookups:
         for shard_rows in rows:
             held &= shard_rows > 0
             shard_tiers = catalog.tiers_of(shard_rows)
-            # The slower of the shards' tiers: an enum order that a test holds (ARENA < VOLUME).
+            # The slower of the shards' tiers: ARENA is less than VOLUME.
             tiers = np.where(tiers == 255, shard_tiers, np.maximum(tiers, shard_tiers)).astype(np.uint8)
         if prefix:
             length = count if held.all() else int(np.argmin(held))
@@ -70,7 +69,7 @@ class Lookups:
         worth = True
         if estimated_s is not None and prefill_tokens_per_s > 0 and tokens_per_block > 0 and held_count:
             worth = estimated_s < held_count * tokens_per_block / prefill_tokens_per_s
-        return LookupAnswer(held_count=held_count, tiers=tiers, estimated_s=estimated_s, worth_restoring=worth, rows=rows)
+        return LookupAnswer(held_count=held_count, tiers=tiers, estimated_s=estimated_s, worth_restoring=worth)
 
     def _estimate(self, rows: list[npt.NDArray[np.uint32]], held: npt.NDArray[np.bool_]) -> float | None:
         core = self._core

@@ -31,6 +31,8 @@ class Region:
     payload_bytes: int
     slot_bytes: int
     mapped_bytes: int
+    #: Tokens in a block as the namespace says, 0 if it does not.
+    block_tokens: int
 
 
 class Regions:
@@ -62,7 +64,15 @@ class Regions:
             raise InvalidRequest(f"a block of this region has {layout.payload_bytes} bytes; payload_bytes_max is {self.payload_bytes_max}")
 
     async def add(
-        self, session: Session, mover: MoverLink, layout: Layout, memory_ids: tuple[bytes, ...], cache_group: int, namespace: NamespaceEntry
+        self,
+        session: Session,
+        mover: MoverLink,
+        layout: Layout,
+        memory_ids: tuple[bytes, ...],
+        *,
+        cache_group: int,
+        namespace: NamespaceEntry,
+        block_tokens: int,
     ) -> Region:
         """Map a region in its mover and enter it. On an error nothing changed."""
         memories = []
@@ -82,6 +92,7 @@ class Regions:
                 payload_bytes=layout.payload_bytes,
                 slot_bytes=slot_bytes_for(layout.payload_bytes),
                 mapped_bytes=sum(memory.memory_bytes for memory in memories),
+                block_tokens=block_tokens,
             )
             await mover.map_region(
                 Mapping(

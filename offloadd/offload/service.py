@@ -287,7 +287,9 @@ class Offload:
         entry.tenant, entry.fields, entry.dropped = namespace.tenant, namespace_fields(namespace), False
         for volume in self.core.serving_volumes():
             await self._add_namespace(volume, entry)
-        region = await self.core.regions.add(session, self.core.mover, layout, memory_ids, cache_group, entry)
+        region = await self.core.regions.add(
+            session, self.core.mover, layout, memory_ids, cache_group=cache_group, namespace=entry, block_tokens=namespace.block_tokens
+        )
         for volume in self.core.serving_volumes():
             volume.pool.prepare(region.slot_bytes)
             volume.grant_wishes()

@@ -242,7 +242,9 @@ def shard_keys(
     for number, shard in enumerate(shards):
         match shard.WhichOneof("shard"):
             case "region_id":
-                makers.append(regions.find(session, shard.region_id).keys)
+                region = regions.find(session, shard.region_id)
+                makers.append(region.keys)
+                tokens = tokens or region.block_tokens
             case "namespace":
                 makers.append(KeyMaker(namespace(shard.namespace, session.tenant).id(), shard.cache_group))
                 tokens = tokens or shard.namespace.block_tokens

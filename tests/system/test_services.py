@@ -96,7 +96,7 @@ def test_watchers_hear_of_stored_and_removed_blocks(daemon: DaemonProcess, clien
 
 
 def test_a_restore_estimate_follows_measured_bandwidth(client: Client) -> None:
-    engine = Engine(client, flat(64, 256 * KIB))
+    engine = Engine(client, flat(64, 256 * KIB), namespace=Namespace(model="estimate", weights="w", block_tokens=16))
     names = [str(index) for index in range(32)]
     engine.evict(range(32), names, tier=Tier.ARENA)
     hashes = engine.blocks(range(32), names).hashes
@@ -105,6 +105,8 @@ def test_a_restore_estimate_follows_measured_bandwidth(client: Client) -> None:
     engine.restore(range(32, 64), names)
     after = client.lookup([engine.region], hashes, prefill_tokens_per_s=1e12)
     assert after.estimated_restore_s is not None and after.estimated_restore_s > 0
+    assert not after.worth_restoring, "512 tokens prefilled in a nanosecond are faster than any restore"
+    assert client.lookup([engine.region], hashes, prefill_tokens_per_s=1.0).worth_restoring
     way = next(path for path in client.capabilities().paths if path.path == Path.DDR)
     assert way.restore_bytes_per_s > 0
 
