@@ -19,6 +19,7 @@ from offloadd.mover.messages import Copied
 from offloadd.mover.slices import Slice
 from offloadd.mover.tools import Indices, Regions, Tools, differs_in_engine, gather_blocks, scatter_blocks
 from offloadd.transfer.checksum import crc32c
+from offloadd.transfer.combine import combine_equal
 from offloadd.transfer.gather import Payloads
 from offloadd.units import MIB, SECTOR_BYTES
 
@@ -120,16 +121,39 @@ def hand_over(tools: Tools, piece: Slice, source: Payloads, payload: PayloadOf, 
             return
         for chosen in _steps(piece):
             if piece.job.verify:
-                for index in chosen.tolist():
-                    piece.checksums[index] = crc32c(payload(index))
-                right = piece.checksums[chosen] == stored[chosen]
-                piece.reasons[chosen[~right]] = Reason.CHECKSUM_MISMATCH
-                chosen = chosen[right]
+                chosen = _right(piece, chosen, source, payload, stored)
                 piece.spent_on_checksum()
             scatter_blocks(piece, regions, source, chosen)
             piece.spent_on_copy()
             if piece.job.verify_target:
                 _compare_targets(piece, regions, chosen, payload)
+
+
+def _right(piece: Slice, chosen: Indices, source: Payloads, payload: PayloadOf, stored: Checksums) -> Indices:
+    """Those of the chosen blocks whose payload has the stored checksum; the others get their reason."""
+    if _all_right(piece, chosen, source, stored):
+        piece.checksums[chosen] = stored[chosen]
+        return chosen
+    for index in chosen.tolist():
+        piece.checksums[index] = crc32c(payload(index))
+    right = piece.checksums[chosen] == stored[chosen]
+    piece.reasons[chosen[~right]] = Reason.CHECKSUM_MISMATCH
+    good: Indices = chosen[right]
+    return good
+
+
+def _all_right(piece: Slice, chosen: Indices, source: Payloads, stored: Checksums) -> bool:
+    """Whether payloads that lie side by side have, as one run of bytes, the checksum that follows from the stored ones.
+
+    One call instead of one a block: threads that leave and enter the interpreter every 30 µs spend more time at its door than on the bytes. A block that
+    changed changes the checksum of the run as surely as its own. False says nothing of any one block: then each is checked by itself.
+    """
+    size_bytes = int(piece.records["payload_bytes"][0])
+    offsets = source.offsets[chosen]
+    if len(chosen) < 2 or source.stride_bytes != size_bytes or (np.diff(offsets) != size_bytes).any() or (piece.records["payload_bytes"] != size_bytes).any():
+        return False
+    begin = int(offsets[0])
+    return crc32c(source.buffer[begin : begin + len(chosen) * size_bytes]) == combine_equal(stored[chosen].tolist(), size_bytes)
 
 
 def _steps(piece: Slice) -> Iterator[Indices]:

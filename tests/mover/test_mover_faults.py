@@ -126,6 +126,30 @@ def test_a_byte_that_changed_in_the_arena_is_not_restored(mover, engine, arena):
     assert engine.snapshot() != before
 
 
+@pytest.mark.parametrize("damage", ["a bit", "two blocks swapped", "a block of zeros"])
+def test_damage_among_arena_payloads_without_gaps_stops_its_blocks_and_no_others(mover, make_engine, arena, damage):
+    """Payloads side by side are checked as one run first; what is wrong with the run must still be found, and only its blocks be stopped."""
+    engine = make_engine(*plain(16, 4096))
+    lane = mover.add_lane(number=9)
+    evicted = lane.run(Operation.ARENA_EVICT, make_records(range(8), 4096, arena_step=4096), 0)
+    want = [engine.read(index) for index in range(8)]
+    before = [engine.read(8 + index) for index in range(8)]
+    if damage == "a bit":
+        arena[5 * 4096 + 4095] ^= 0x80
+        bad = {5}
+    elif damage == "two blocks swapped":
+        second, sixth = bytes(arena[2 * 4096 : 3 * 4096]), bytes(arena[6 * 4096 : 7 * 4096])
+        arena[2 * 4096 : 3 * 4096], arena[6 * 4096 : 7 * 4096] = sixth, second
+        bad = {2, 6}
+    else:
+        arena[0:4096] = bytes(4096)
+        bad = {0}
+    records = make_records(range(8, 16), 4096, arena_step=4096, checksum=evicted.checksums)
+    assert lane.run(Operation.ARENA_RESTORE, records, 0).reasons == [Reason.CHECKSUM_MISMATCH if index in bad else 0 for index in range(8)]
+    for index in range(8):
+        assert engine.read(8 + index) == (before[index] if index in bad else want[index])
+
+
 LONG_BYTES = 17 * MIB + 100
 
 
