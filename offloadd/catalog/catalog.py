@@ -149,15 +149,27 @@ class Catalog:
     def reserve_arena(self, slot_bytes: int, count: int) -> Reservation:
         """Slots in the arena; the victims' arena copies are gone."""
         assert self.arena is not None
+        if short := self._rows_short(count):
+            self._lose_arena(self.arena.reclaim(slot_bytes, short))
         reservation = self.arena.reserve(slot_bytes, count)
         self._lose_arena(reservation.victims)
         return reservation
 
     def reserve_volume(self, volume: int, slot_bytes: int, count: int) -> Reservation:
         """Slots on a volume; the victims' volume copies are gone."""
+        if short := self._rows_short(count):
+            self._lose_volume(self.volumes[volume].reclaim(slot_bytes, short))
         reservation = self.volumes[volume].reserve(slot_bytes, count)
         self._lose_volume(reservation.victims)
         return reservation
+
+    def _rows_short(self, count: int) -> int:
+        """How many rows the index lacks for `count` more blocks beside those that are being written."""
+        room = self.index.capacity - len(self.index)
+        if room >= self.index.capacity >> 3 and room >= 2 * count:
+            return 0
+        pools = [*self.volumes, *([self.arena] if self.arena is not None else [])]
+        return max(0, count - room + sum(pool.reserved_count for pool in pools))
 
     def publish_arena(self, keys: Keys, slabs: Rows, slots: Rows, checksums: Rows, *, payload_bytes: int, namespace: int, keep: bool) -> tuple[Rows, Mask]:
         """Blocks whose bytes are in these arena slots become visible. Returns their rows and which were there already (their slots are free again).

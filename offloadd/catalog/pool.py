@@ -12,13 +12,12 @@ age together, and are reclaimed together, which keeps allocations contiguous. Be
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from offloadd.catalog.reservation import Reservation, Shortage, Wish
 from offloadd.catalog.ring import Ring
 from offloadd.catalog.slab import FREE, RESERVED, Rows, Slab, SlabColumns, SlabState
 
@@ -37,40 +36,6 @@ SWEEPS_MAX = 8
 RECUT_CANDIDATES = 16
 #: Ticks for which a slab that could not be opened is left alone: a sick one must not have every evict wait for it.
 SHUN_TICKS = 64
-
-
-class Shortage(IntEnum):
-    """Why a reservation got fewer slots than asked for."""
-
-    NONE = 0
-    #: A slab is being opened or cut; ask again when it is ready.
-    OPENING = 1
-    #: Nothing may be reclaimed.
-    FULL = 2
-    #: No slab can hold a slot of this size.
-    TOO_LARGE = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """Slots handed out, equal-length arrays, in allocation order; and the rows whose blocks lost their slot for it."""
-
-    slabs: Rows
-    slots: Rows
-    generations: Rows
-    victims: Rows
-    shortage: Shortage
-
-    def __len__(self) -> int:
-        return int(self.slabs.shape[0])
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What the owner of the slabs is asked to do: cut (slot_bytes > 0) or open the slab."""
-
-    slab: int
-    slot_bytes: int
 
 
 class Pool:
@@ -391,6 +356,28 @@ class Pool:
             where = order[first:stop]
             parts.append((self.slabs[index], slots[where], where))
         return parts
+
+    def reclaim(self, slot_bytes: int, count: int) -> Rows:
+        """Free the slots of up to `count` blocks, of this slot size if there are any, as `reserve` would pick them; returns their rows.
+
+        For an index that is full though the tier is not: the blocks used least must go all the same.
+        """
+        self._tick += 1
+        taken: list[tuple[Slab, Rows]] = []
+        victims: list[Rows] = []
+        got = 0
+        for size in [slot_bytes] if slot_bytes in self._rings else list(self._rings):
+            got += self._take_victims(size, count - got, taken, victims)[0]
+            if got == count:
+                break
+        for slab, slots in taken:
+            self.free(np.full(slots.shape[0], slab.index, dtype=np.uint32), slots)
+        return _join(victims)
+
+    @property
+    def reserved_count(self) -> int:
+        """Slots handed out whose blocks are not published yet."""
+        return int(self._columns.reserved_count.sum())
 
     # -- what the owner of the slabs says --------------------------------------------------------------------------------------------
 

@@ -390,3 +390,24 @@ def test_a_publication_of_a_slot_that_is_not_reserved_is_refused() -> None:
     world.catalog.free_reserved(0, rows_array(places[1][0]), rows_array(places[1][1]))
     with pytest.raises(AssertionError, match="free slot"):
         world.catalog.free_reserved(0, rows_array(places[1][0]), rows_array(places[1][1]))
+
+
+@pytest.mark.parametrize("volume", [0, ARENA])
+def test_a_full_index_reclaims_the_blocks_used_least_though_the_tier_has_room(volume: int) -> None:
+    world = World(capacity=20, arena_slabs=10, volume_slabs=(10,))
+    for first in range(0, 60, 4):
+        assert all(world.store(range(first, first + 4), volume=volume)), "a block was refused"
+        world.read(keys_of(*range(4)))
+        world.catalog.check()
+    assert world.found(range(4)) == [0, 1, 2, 3], "what is used stays"
+    assert world.found(range(56, 60)) == [56, 57, 58, 59]
+    assert len(world.catalog.index) == 20
+
+
+def test_a_full_index_of_kept_blocks_refuses_and_loses_none() -> None:
+    world = World(capacity=8, volume_slabs=(4,))
+    rows = world.store(range(8))
+    world.catalog.holds.hold(1, rows, 100.0)
+    assert world.store(range(8, 10)).tolist() == [0, 0]
+    assert world.found(range(10)) == list(range(8))
+    world.catalog.check()
