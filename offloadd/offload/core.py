@@ -32,6 +32,10 @@ log = structlog.get_logger()
 #: How long the answer waits for a fence at the deadline. A running copy of one slice takes milliseconds; what takes longer is QUARANTINED.
 FENCE_WAIT_S = 1.0
 
+#: Slabs that a volume may fail to open or cut before a request or spill stops waiting for it: a full disk is told in a fraction of a second, not at the
+#: deadline, and arena slots do not stay pinned for it.
+SLAB_FAILURES_MAX = 2
+
 #: Class of each operation unless its request was sent with priority BACKGROUND.
 _JOB_CLASSES = {
     Operation.EVICT: JobClass.EVICT,

@@ -20,7 +20,7 @@ from offloadd.model.requests import BlockBatch, EvictOptions
 from offloadd.model.slots import FLAG_KEEP
 from offloadd.mover.messages import Operation
 from offloadd.offload.answers import Answer
-from offloadd.offload.core import Active, Core, new_blocks, refuse_expired
+from offloadd.offload.core import SLAB_FAILURES_MAX, Active, Core, new_blocks, refuse_expired
 from offloadd.offload.moves import PENDING, Move, PathUse
 from offloadd.offload.regions import Region
 from offloadd.offload.sessions import Session
@@ -141,38 +141,42 @@ class Evictor:
                 core.catalog.holds.claim(session.instance.ordinal, rows[present], options.keep_until_s)
         missing = np.flatnonzero(~present).astype(np.uint32)
         region = core.regions.by_number(batch.region)
-        shortage = Shortage.NONE
+        reason = Reason.NO_TIER
         if missing.shape[0] and not direct:
-            missing, shortage = self._take_arena(batch, region, missing, parts)
+            missing, reason = self._take_arena(batch, region, missing, parts)
         # A required path is the only one: an evict that must go by ddr does not overflow to a volume, one that must go by host not into the arena.
         required = options.path if options.require_path else Path.AUTO
         if missing.shape[0] and tier != Tier.ARENA and required != Path.DDR:
             missing, of_volumes = await self._take_volumes(batch, region, missing, options.deadline_s, active, parts)
             # Without a volume the arena's reason is the one to tell.
-            shortage = of_volumes or shortage
+            reason = of_volumes if of_volumes != Reason.NO_TIER else reason
         if missing.shape[0] and tier == Tier.ANY and direct and not durable and core.arena_lane is not None and required != Path.HOST:
-            missing, shortage = self._take_arena(batch, region, missing, parts)
+            missing, reason = self._take_arena(batch, region, missing, parts)
         if missing.shape[0]:
-            reason = active.stop_reason or _SHORTAGE_REASONS[shortage]
+            reason = active.stop_reason or reason
             answer.set(batch.positions[missing], EvictStatus.REJECTED, int(reason))
             core.counters[f"evict_rejected_{reason.name.lower()}"] += missing.shape[0]
 
-    def _take_arena(self, batch: BlockBatch, region: Region, missing: Indices, parts: list[_Part]) -> tuple[Indices, Shortage]:
+    def _take_arena(self, batch: BlockBatch, region: Region, missing: Indices, parts: list[_Part]) -> tuple[Indices, Reason]:
         core = self._core
         if core.arena_lane is None:
-            return missing, Shortage.NONE
+            return missing, Reason.NO_TIER
         reservation = core.catalog.reserve_arena(align_up(region.payload_bytes, SECTOR_BYTES), missing.shape[0])
-        return self._part(batch, region, missing, -1, reservation, parts), reservation.shortage
+        return self._part(batch, region, missing, -1, reservation, parts), _SHORTAGE_REASONS[reservation.shortage]
 
     async def _take_volumes(
         self, batch: BlockBatch, region: Region, missing: Indices, deadline_s: float, active: Active, parts: list[_Part]
-    ) -> tuple[Indices, Shortage]:
-        """Spread over the volumes in stripes; wait for slabs that are being opened until the deadline."""
+    ) -> tuple[Indices, Reason]:
+        """Spread over the volumes in stripes; wait for slabs that are being opened until the deadline, or until every volume failed to open one."""
         core = self._core
+        serving = [volume for volume in core.serving_volumes() if volume.ordinal in region.namespace.on_volumes]
+        if not serving:
+            return missing, Reason.NO_TIER
+        failures = {volume.ordinal: volume.slab_failures for volume in serving}
         while True:
-            volumes = [volume for volume in core.serving_volumes() if volume.ordinal in region.namespace.on_volumes]
+            volumes = [volume for volume in serving if volume.serving and volume.slab_failures - failures[volume.ordinal] < SLAB_FAILURES_MAX]
             if not volumes:
-                return missing, Shortage.NONE
+                return missing, Reason.IO_ERROR
             changed = [volume.slabs_changed for volume in volumes]
             per_volume = -(-missing.shape[0] // len(volumes))
             stripe = max(1, min(per_volume, STRIPE_BYTES // region.slot_bytes))
@@ -197,9 +201,9 @@ class Evictor:
                 volume.grant_wishes()
             shortage = min(full.values(), default=Shortage.NONE)
             if missing.shape[0] == 0 or shortage != Shortage.OPENING:
-                return missing, shortage
+                return missing, _SHORTAGE_REASONS[shortage]
             if not await _any_set(changed, deadline_s, active):
-                return missing, shortage
+                return missing, Reason.DEADLINE
 
     def _part(self, batch: BlockBatch, region: Region, missing: Indices, volume: int, reservation: Reservation, parts: list[_Part]) -> Indices:
         count = len(reservation)

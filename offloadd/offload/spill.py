@@ -11,7 +11,7 @@ from offloadd.catalog.pool import Shortage
 from offloadd.model.enums import Tier
 from offloadd.model.slots import FLAG_KEEP
 from offloadd.mover.messages import Operation
-from offloadd.offload.core import Core, new_blocks
+from offloadd.offload.core import SLAB_FAILURES_MAX, Core, new_blocks
 from offloadd.tiers.format import slot_bytes_for
 from offloadd.units import SECTOR_BYTES, align_up
 
@@ -67,8 +67,9 @@ class Spiller:
         core = self._core
         slot_bytes = slot_bytes_for(payload_bytes)
         spilled = 0
+        failures = {volume.ordinal: volume.slab_failures for volume in core.serving_volumes()}
         while rows.shape[0]:
-            volumes = core.serving_volumes()
+            volumes = [volume for volume in core.serving_volumes() if volume.slab_failures - failures.get(volume.ordinal, 0) < SLAB_FAILURES_MAX]
             if not volumes:
                 return spilled
             volume = volumes[self._turn % len(volumes)]

@@ -82,6 +82,8 @@ class VolumeLink:
         self.fds: tuple[int, ...] = ()
         self.scan: ScanFinished | None = None
         self.recovered_blocks = 0
+        #: Slabs that could not be opened or cut so far, restarts of the keeper aside.
+        self.slab_failures = 0
         #: Set and replaced whenever a slab became ready, or could not: waiting evicts look again.
         self.slabs_changed = asyncio.Event()
         self.settled = asyncio.Event()
@@ -177,6 +179,8 @@ class VolumeLink:
             answer = await self._ask(request)
         except OffloaddError as error:
             log.warning("slab can't be opened", volume=self.options.path, slab=slab, error=str(error))
+            if not isinstance(error, Unavailable):
+                self.slab_failures += 1
             # Whoever waits for a slab asks again at once: without a pause a keeper that is away would be asked in a loop.
             await asyncio.sleep(SLAB_RETRY_S)
             self.pool.failed(slab, cut=bool(slot_bytes))

@@ -30,6 +30,8 @@ class DaemonProcess:
     limits: dict[str, object] = field(default_factory=dict)
     mover: dict[str, object] = field(default_factory=lambda: {"verify_target": 1})
     open_slabs: int = 8
+    #: Files of the daemon and its workers may not grow beyond this (RLIMIT_FSIZE): a disk that is full, without a disk.
+    file_bytes_max: int = 0
     process: subprocess.Popen[bytes] | None = None
 
     def __post_init__(self) -> None:
@@ -57,7 +59,13 @@ class DaemonProcess:
     def start(self) -> None:
         self.write_config()
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen([sys.executable, "-m", "offloadd", "serve", "--config", str(self.config)], stdout=log, stderr=log)
+            command = [sys.executable, "-m", "offloadd", "serve", "--config", str(self.config)]
+            if self.file_bytes_max:
+                limit = (
+                    f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({self.file_bytes_max},) * 2); os.execv(sys.executable, sys.argv[1:])"
+                )
+                command = [sys.executable, "-c", limit, *command]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
         end = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < end:
             assert self.process.poll() is None, f"the daemon ended at start with {self.process.returncode}:\n{self.log.read_text()}"

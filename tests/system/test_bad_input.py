@@ -220,3 +220,19 @@ def test_a_bit_flipped_on_the_volume_is_data_loss_and_never_reaches_the_engine(d
     assert (answer.outcomes[2].status.name, answer.outcomes[2].reason.name) == ("DATA_LOSS", "CHECKSUM_MISMATCH")
     assert np.array_equal(engine.views(30)[0], before)
     assert engine.restore([30], [names[2]]).outcomes[0].status == RestoreStatus.NOT_FOUND, "a lost block is dropped"
+
+
+def test_a_full_disk_is_told_at_once_and_loses_nothing_that_was_stored(make_daemon: Callable[..., DaemonProcess]) -> None:
+    daemon = make_daemon(file_bytes_max=40 * MIB, arena_bytes=16 * MIB)
+    with Client.connect(daemon.runtime_dir, instance="engine") as client:
+        engine = Engine(client, flat(64, 1 * MIB))
+        names = [str(index) for index in range(48)]
+        answer = engine.evict(range(48), names, ack=AckLevel.DURABLE, deadline_s=120)
+        stored = [name for name, outcome in zip(names, answer.outcomes, strict=True) if outcome.stored]
+        refused = {(outcome.status.name, outcome.reason.name) for outcome in answer.outcomes if not outcome.stored}
+        assert 0 < len(stored) < 48 and refused == {("REJECTED", "IO_ERROR")}
+        assert answer.times.total_s < 60, "it waited for its deadline"
+        engine.wipe()
+        assert engine.restore(range(len(stored)), stored).restored_count == len(stored)
+        assert all(engine.holds(index, name) for index, name in enumerate(stored))
+        assert engine.evict([60], ["copied"], tier=Tier.ARENA).all_stored
