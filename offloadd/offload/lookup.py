@@ -49,9 +49,9 @@ class Lookups:
         rows = [catalog.lookup(keys) for keys in keys_by_shard]
         tiers = np.full(count, 255, dtype=np.uint8)
         held = np.ones(count, dtype=np.bool_)
-        for shard_rows in rows:
+        tiers_by_shard = [catalog.tiers_of(shard_rows) for shard_rows in rows]
+        for shard_rows, shard_tiers in zip(rows, tiers_by_shard, strict=True):
             held &= shard_rows > 0
-            shard_tiers = catalog.tiers_of(shard_rows)
             # The slower of the shards' tiers: ARENA is less than VOLUME.
             tiers = np.where(tiers == 255, shard_tiers, np.maximum(tiers, shard_tiers)).astype(np.uint8)
         if prefix:
@@ -65,24 +65,26 @@ class Lookups:
                 catalog.holds.hold(session.instance.ordinal, live, lease_until_s)
                 catalog.holds.claim(session.instance.ordinal, live, lease_until_s)
         held_count = int(held.sum())
-        estimated_s = self._estimate(rows, held)
+        estimated_s = self._estimate(rows, tiers_by_shard, held)
         worth = True
         if estimated_s is not None and prefill_tokens_per_s > 0 and tokens_per_block > 0 and held_count:
             worth = estimated_s < held_count * tokens_per_block / prefill_tokens_per_s
         return LookupAnswer(held_count=held_count, tiers=tiers, estimated_s=estimated_s, worth_restoring=worth)
 
-    def _estimate(self, rows: list[npt.NDArray[np.uint32]], held: npt.NDArray[np.bool_]) -> float | None:
+    def _estimate(self, rows: list[npt.NDArray[np.uint32]], tiers_by_shard: list[npt.NDArray[np.uint8]], held: npt.NDArray[np.bool_]) -> float | None:
         core = self._core
+        payload_bytes = {Tier.ARENA: 0, Tier.VOLUME: 0}
+        for shard_rows, shard_tiers in zip(rows, tiers_by_shard, strict=True):
+            sizes = np.where(held, core.catalog.payloads_of(shard_rows), 0)
+            for tier in payload_bytes:
+                payload_bytes[tier] += int(sizes[shard_tiers == tier].sum())
         seconds = RESTORE_LATENCY_S
         for tier, path in ((Tier.ARENA, Path.DDR), (Tier.VOLUME, Path.HOST)):
-            payload = sum(
-                int(core.catalog.payloads_of(live).sum()) for shard in rows if (live := shard[held & (core.catalog.tiers_of(shard) == tier)]).shape[0]
-            )
-            if payload:
+            if payload_bytes[tier]:
                 rate = core.bandwidths.rate("restore", tier, path)
                 if rate == 0:
                     return None
-                seconds += payload / rate
+                seconds += payload_bytes[tier] / rate
         return seconds
 
     def release(self, session: Session, keys_by_shard: list[npt.NDArray[Any]]) -> int:
