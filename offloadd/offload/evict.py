@@ -94,7 +94,7 @@ class Evictor:
             stopped = await core.wait_for(move, active, options.deadline_s, lambda: move.done if durable else move.copied)
             self._tell(move, parts, answer, stopped)
         except asyncio.CancelledError:
-            if active.move is not None:
+            if active.move is not None and active.stop_reason == Reason.NONE:
                 core.leave(active.move)
             raise
         finally:

@@ -98,7 +98,8 @@ class Restorer:
             assert (answer.status != 0).all(), "a block without an outcome"
         finally:
             core.end(number)
-            if active.move is not None:
+            # A request that was stopped has been fenced; one whose caller hung up has not.
+            if active.move is not None and active.stop_reason == Reason.NONE:
                 core.leave(active.move)
         answer.clock.total_ns = clock.monotonic_ns() - started_ns
         try:
