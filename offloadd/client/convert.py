@@ -78,9 +78,9 @@ def spans(blocks: Blocks | Sequence[Blocks]) -> list[pb.BlockSpan]:
 
 def _hashes(hashes: Iterable[bytes]) -> list[bytes]:
     checked = list(hashes)
-    for block_hash in checked:
-        if not 1 <= len(block_hash) <= BLOCK_HASH_BYTES_MAX:
-            raise InvalidRequest(f"a block hash has {len(block_hash)} bytes; 1 to {BLOCK_HASH_BYTES_MAX} are allowed")
+    for length in set(map(len, checked)):
+        if not 1 <= length <= BLOCK_HASH_BYTES_MAX:
+            raise InvalidRequest(f"a block hash has {length} bytes; 1 to {BLOCK_HASH_BYTES_MAX} are allowed")
     return checked
 
 
@@ -267,7 +267,7 @@ def lookup_result(answer: pb.LookupResponse) -> LookupResult:
     """A lookup's answer."""
     estimated_s = seconds(answer.estimated_restore) if answer.HasField("estimated_restore") else None
     # A look-up in a dict: calling the enum a thousand times costs more than the daemon's answer.
-    tiers = tuple(_TIERS.get(tier, Tier.ANY) for tier in answer.tiers)
+    tiers = tuple([_TIERS.get(tier, Tier.ANY) for tier in answer.tiers])
     return LookupResult(answer.held_count, tiers, estimated_s, answer.worth_restoring)
 
 
