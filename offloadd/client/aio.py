@@ -286,6 +286,8 @@ class AsyncClient:
         try:
             async for message in stream:
                 yield parser.part(message)
+                if parser.complete:
+                    break
         finally:
             stream.cancel()
         parser.end()

@@ -268,6 +268,8 @@ class Client:
         try:
             for message in stream:
                 yield parser.part(message)
+                if parser.complete:
+                    break
         finally:
             stream.cancel()
         parser.end()

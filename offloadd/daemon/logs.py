@@ -13,6 +13,15 @@ SECRET_NAMES: Final = frozenset({"token", "handle", "key", "keys", "block_hash",
 LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
+#: What gRPC logs as an error, with a traceback, when a caller hung up before the status of its call was sent. Ours do so on purpose once a restore is
+#: whole, and any other caller may.
+HUNG_UP: Final = "ExecuteBatchError raised in core by servicer method"
+
+
+def _is_fault(record: logging.LogRecord) -> bool:
+    return HUNG_UP not in str(record.msg)
+
+
 def configure(level: str, format: str) -> None:
     """Send structlog and the standard library's loggers to stderr from `level` (debug, info, warning, error) up, in `format` (auto, json, text).
 
@@ -44,6 +53,7 @@ def configure(level: str, format: str) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
         )
     )
+    handler.addFilter(_is_fault)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(LEVELS[level])

@@ -68,3 +68,11 @@ def test_auto_is_json_away_from_a_terminal(capsys: pytest.CaptureFixture[str]) -
     configure("info", "auto")
     structlog.get_logger().info("hello")
     assert json.loads(capsys.readouterr().err)["event"] == "hello"
+
+
+def test_a_caller_that_hung_up_is_no_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("info", "json")
+    log = logging.getLogger("grpc._cython.cygrpc")
+    log.error("ExecuteBatchError raised in core by servicer method [/offloadd.v1.OffloadService/Restore]")
+    log.error("something else")
+    assert [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()] == ["something else"]
