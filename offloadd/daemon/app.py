@@ -97,6 +97,7 @@ class Daemon:
         self._directory = RuntimeDirectory(config.daemon.runtime_dir)
         workers = ["mover host", *(f"keeper {volume.path}" for volume in settings.volumes)]
         self.metrics = Metrics(volumes=[volume.path for volume in settings.volumes], workers=workers)
+        self.metrics.show_limits({name: float(value) for name, value in config.limits.model_dump().items()})
         self.offload = Offload(settings, MetricsObserver(self.metrics))
         self.stopping = asyncio.Event()
         limits = config.limits

@@ -144,12 +144,6 @@ class MoverLink:
         if self.process.alive:
             self._send_lane(spec)
 
-    def remove_lane(self, number: int) -> None:
-        """Stop serving a lane; its jobs fail."""
-        spec = self._lanes.pop(number, None)
-        if spec is not None:
-            spec.lane.disconnect()
-
     def _send_lane(self, spec: LaneSpec) -> None:
         ours, theirs = socket_pair()
         self.process.send(

@@ -10,7 +10,7 @@ import structlog
 from offloadd import clock
 from offloadd.catalog.catalog import Catalog
 from offloadd.catalog.warm_up import warm_up
-from offloadd.errors import InvalidRequest, OffloaddError, PathUnavailable, Unavailable, UnknownRegion
+from offloadd.errors import InvalidRequest, OffloaddError, Unavailable, UnknownRegion
 from offloadd.memory.memfd import HUGE_PAGE_BYTES, create_sealed
 from offloadd.model.enums import Path, Reason, Tier
 from offloadd.model.namespace import Namespace
@@ -28,7 +28,6 @@ from offloadd.offload.sessions import Session, SessionTable
 from offloadd.offload.spill import Spiller
 from offloadd.offload.volume_link import VolumeLink, VolumeOptions
 from offloadd.scheduler.lane_queue import LaneQueue
-from offloadd.units import align_up
 
 log = structlog.get_logger()
 
@@ -345,21 +344,7 @@ class Offload:
             (Tier.VOLUME, Path.GDS, False, no_device),
         ]
 
-    def payload_bytes_max(self) -> int:
-        """Longest block that can be stored."""
-        return self.settings.payload_bytes_max
-
     def refuse_draining(self) -> None:
         """Raise `Unavailable` while the daemon drains."""
         if self.core.draining:
             raise Unavailable("the daemon is draining; repeat when it is back")
-
-    def refuse_no_tier(self) -> None:
-        """Raise `PathUnavailable` when there is nowhere to store anything."""
-        if self.core.arena_lane is None and not self.core.volumes:
-            raise PathUnavailable("no tier is configured: arena.arena_bytes is 0 and there is no [[volume]]")
-
-
-def arena_bytes_rounded(arena_bytes: int, slab_bytes: int) -> int:
-    """The arena in whole slabs, at least one unless it is 0."""
-    return align_up(arena_bytes, slab_bytes) if arena_bytes else 0
