@@ -29,6 +29,8 @@ from offloadd.units import SECTOR_BYTES, align_up
 
 Indices = npt.NDArray[np.uint32]
 
+#: Blocks of one reservation: between two of them the event loop has its turn.
+RESERVE_BLOCKS = 512
 #: Payload bytes that stay together on one volume when a request is spread over several: one large I/O, and small enough that 16 blocks use four volumes.
 STRIPE_BYTES = 8 << 20
 
@@ -143,7 +145,7 @@ class Evictor:
         region = core.regions.by_number(batch.region)
         reason = Reason.NO_TIER
         if missing.shape[0] and not direct:
-            missing, reason = self._take_arena(batch, region, missing, parts)
+            missing, reason = await self._take_arena(batch, region, missing, parts)
         # A required path is the only one: an evict that must go by ddr does not overflow to a volume, one that must go by host not into the arena.
         required = options.path if options.require_path else Path.AUTO
         if missing.shape[0] and tier != Tier.ARENA and required != Path.DDR:
@@ -151,18 +153,25 @@ class Evictor:
             # Without a volume the arena's reason is the one to tell.
             reason = of_volumes if of_volumes != Reason.NO_TIER else reason
         if missing.shape[0] and tier == Tier.ANY and direct and not durable and core.arena_lane is not None and required != Path.HOST:
-            missing, reason = self._take_arena(batch, region, missing, parts)
+            missing, reason = await self._take_arena(batch, region, missing, parts)
         if missing.shape[0]:
             reason = active.stop_reason or reason
             answer.set(batch.positions[missing], EvictStatus.REJECTED, int(reason))
             core.counters[f"evict_rejected_{reason.name.lower()}"] += missing.shape[0]
 
-    def _take_arena(self, batch: BlockBatch, region: Region, missing: Indices, parts: list[_Part]) -> tuple[Indices, Reason]:
+    async def _take_arena(self, batch: BlockBatch, region: Region, missing: Indices, parts: list[_Part]) -> tuple[Indices, Reason]:
         core = self._core
         if core.arena_lane is None:
             return missing, Reason.NO_TIER
-        reservation = core.catalog.reserve_arena(align_up(region.payload_bytes, SECTOR_BYTES), missing.shape[0])
-        return self._part(batch, region, missing, -1, reservation, parts), _SHORTAGE_REASONS[reservation.shortage]
+        slot_bytes = align_up(region.payload_bytes, SECTOR_BYTES)
+        while True:
+            share, later = missing[:RESERVE_BLOCKS], missing[RESERVE_BLOCKS:]
+            reservation = core.catalog.reserve_arena(slot_bytes, share.shape[0])
+            left = self._part(batch, region, share, -1, reservation, parts)
+            if left.shape[0] or not later.shape[0]:
+                return np.concatenate((left, later)), _SHORTAGE_REASONS[reservation.shortage]
+            missing = later
+            await asyncio.sleep(0)
 
     async def _take_volumes(
         self, batch: BlockBatch, region: Region, missing: Indices, deadline_s: float, active: Active, parts: list[_Part]
@@ -192,11 +201,15 @@ class Evictor:
                     share = missing[owners == number]
                     if share.shape[0] == 0:
                         continue
+                    # The rest in the next turn: where all blocks were just used a reservation takes 10 µs a slot.
+                    share, later = share[:RESERVE_BLOCKS], share[RESERVE_BLOCKS:]
                     reservation = core.catalog.reserve_volume(volume.ordinal, region.slot_bytes, share.shape[0])
                     if reservation.shortage != Shortage.NONE:
                         full[volume.ordinal] = reservation.shortage
-                    left.append(self._part(batch, region, share, volume.ordinal, reservation, parts))
+                    left += [self._part(batch, region, share, volume.ordinal, reservation, parts), later]
                 missing = np.sort(np.concatenate(left))
+                if missing.shape[0]:
+                    await asyncio.sleep(0)
             for volume in volumes:
                 volume.grant_wishes()
             shortage = min(full.values(), default=Shortage.NONE)

@@ -311,3 +311,16 @@ def test_a_copy_that_rotted_in_one_tier_is_replaced_by_the_other(daemon: DaemonP
     assert restored.restored_count == 1 and engine.holds(1, "a")
     assert [(use.path, use.block_count) for use in restored.paths] == [(Path.DDR, 1)]
     assert daemon.counters()["copies_lost"] == 1
+
+
+@pytest.mark.parametrize("options", [{"tier": Tier.ARENA}, {"ack": AckLevel.DURABLE}], ids=["arena", "durable"])
+def test_a_request_of_more_blocks_than_one_reservation_stores_them_all(make_daemon: Callable[..., DaemonProcess], options: dict[str, object]) -> None:
+    daemon = make_daemon(volume_count=2)
+    with Client.connect(daemon.runtime_dir, instance="engine") as client:
+        engine = Engine(client, flat(3000, 4 * KIB))
+        names = [str(number) for number in range(1500)]
+        answer = engine.evict(range(1500), names, **options)  # type: ignore[arg-type]
+        assert answer.all_stored and sum(use.block_count for use in answer.paths) == 1500
+        engine.wipe()
+        assert engine.restore(range(1500, 3000), names).restored_count == 1500
+        assert all(engine.holds(1500 + number, name) for number, name in enumerate(names))
