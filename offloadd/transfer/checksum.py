@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import crc32c as _crc32c
 import numpy.typing as npt
+from awscrt.checksums import crc32c as _crc32c
 from typing_extensions import Buffer
 
 
 def crc32c(data: Buffer | npt.NDArray[Any], value: int = 0) -> int:
     """CRC32C (Castagnoli, RFC 3720) of `data`, continuing from `value`. Releases the GIL for long buffers."""
-    return int(_crc32c.crc32c(data, value))
+    return int(_crc32c(data, value))
