@@ -8,9 +8,9 @@ import numpy.typing as npt
 
 from offloadd.ipc.channel import AsyncChannel
 from offloadd.model.enums import Path, Reason, Tier
-from offloadd.model.slots import BLOCK_DTYPE
+from offloadd.model.slots import BLOCK_DTYPE, RESULT_DTYPE
 from offloadd.mover.messages import Copied, Job, LaneAnswer, Operation, SliceDone
-from offloadd.offload.moves import Move, result_count
+from offloadd.offload.moves import Move
 from offloadd.scheduler.lane_queue import JobClass, LaneQueue, Ticket
 
 
@@ -36,6 +36,7 @@ class Lane:
         self.path = path
         self.read_bytes_max = read_bytes_max
         self.write_bytes_max = write_bytes_max
+        self._way = (tier, path)
         self._queue = queue
         self._jobs: dict[int, _Pending] = {}
         self._channel: AsyncChannel[LaneAnswer] | None = None
@@ -47,7 +48,7 @@ class Lane:
             self._channel = None
             self._fail_sent()
 
-        self._channel = AsyncChannel(sock, LaneAnswer, on_message=self._on_answer, on_close=lost)
+        self._channel = AsyncChannel(sock, LaneAnswer, on_message=self._on_answer, on_close=lost, takes_fds=False)
         self._pump()
 
     def disconnect(self) -> None:
@@ -108,14 +109,15 @@ class Lane:
             pending.move.on_copied(answer.job, answer.count)
             return
         assert isinstance(answer, SliceDone)
-        pending.left -= result_count(answer)
-        over = pending.left == 0
-        if over:
-            del self._jobs[answer.job]
-            self._queue.finish(answer.job)
-        pending.move.on_slice(answer, self.tier, self.path)
-        if over:
-            self._pump()
+        count = len(answer.results) // RESULT_DTYPE.itemsize
+        pending.left -= count
+        if pending.left:
+            pending.move.on_slice(answer, self._way, count)
+            return
+        del self._jobs[answer.job]
+        self._queue.finish(answer.job)
+        pending.move.on_slice(answer, self._way, count)
+        self._pump()
 
     def _fail_sent(self) -> None:
         for pending in [pending for pending in self._jobs.values() if pending.sent]:

@@ -27,7 +27,8 @@ class StageClock:
 
     def add(self, other: "StageClock | SliceDone") -> None:
         """Count one more slice, or another move of the same request."""
-        self.queue_ns = max(self.queue_ns, other.queue_ns)
+        if other.queue_ns > self.queue_ns:
+            self.queue_ns = other.queue_ns
         self.copy_ns += other.copy_ns
         self.checksum_ns += other.checksum_ns
         self.io_ns += other.io_ns
@@ -42,6 +43,15 @@ class PathUse:
     block_count: int = 0
     payload_bytes: int = 0
     io_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Way:
+    """`unread`: results, RESULT_DTYPE, that were counted but not entered. Slices come by tens of thousands a second, and NumPy takes as long for one of
+    them as for a hundred: they are entered when somebody looks."""
+
+    use: PathUse
+    unread: list[bytes] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -63,10 +73,7 @@ class Move:
     pending_count: int = field(init=False)
     _reasons: npt.NDArray[np.uint32] = field(init=False)
     _checksums: npt.NDArray[np.uint32] = field(init=False)
-    _uses: dict[tuple[Tier, Path], PathUse] = field(default_factory=dict)
-    #: Results, RESULT_DTYPE, that were counted but not entered, by the way they took. Slices come by tens of thousands a second, and NumPy takes as
-    #: long for one of them as for a hundred: they are entered when somebody looks.
-    _unread: dict[tuple[Tier, Path], list[bytes]] = field(default_factory=dict)
+    _ways: "dict[tuple[Tier, Path], _Way]" = field(default_factory=dict)
     _uncopied: dict[int, int] = field(default_factory=dict)
     _at_end: list[Callable[[], None]] = field(default_factory=list)
 
@@ -116,29 +123,31 @@ class Move:
     def uses(self) -> dict[tuple[Tier, Path], PathUse]:
         """What was moved by which way so far; ways by which nothing was are left out."""
         self._read()
-        return {way: use for way, use in self._uses.items() if use.block_count}
+        return {name: way.use for name, way in self._ways.items() if way.use.block_count}
 
     def _read(self) -> None:
-        for way, parts in self._unread.items():
-            results = np.frombuffer(b"".join(parts), dtype=RESULT_DTYPE)
+        for way in self._ways.values():
+            if not way.unread:
+                continue
+            results = np.frombuffer(b"".join(way.unread), dtype=RESULT_DTYPE)
+            way.unread.clear()
             positions, reasons = results["position"], results["reason"]
             self._reasons[positions] = reasons
             self._checksums[positions] = results["checksum"]
-            self._uses[way].block_count += results.shape[0] - int(np.count_nonzero(reasons))
-        self._unread.clear()
+            way.use.block_count += results.shape[0] - int(np.count_nonzero(reasons))
 
-    def on_slice(self, done: SliceDone, tier: Tier, path: Path) -> None:
-        """Results of one slice."""
-        way = (tier, path)
-        self._unread.setdefault(way, []).append(done.results)
+    def on_slice(self, done: SliceDone, way_name: tuple[Tier, Path], count: int) -> None:
+        """Results of one slice of `count` blocks that went this way."""
+        way = self._ways.get(way_name)
+        if way is None:
+            way = self._ways[way_name] = _Way(PathUse(*way_name))
+        way.unread.append(done.results)
         self.clock.add(done)
-        use = self._uses.get(way)
-        if use is None:
-            use = self._uses[way] = PathUse(tier, path)
+        use = way.use
         if done.payload_bytes:
             use.payload_bytes += done.payload_bytes
             use.io_bytes += done.io_bytes
-        self._settle(result_count(done))
+        self._settle(count)
 
     def fail(self, job: int, positions: npt.NDArray[np.uint32], reason: int) -> None:
         """Blocks of a job that will never get a result of their own."""
@@ -164,8 +173,3 @@ class Move:
     def done(self) -> bool:
         """Whether every block has a result."""
         return self.pending_count == 0
-
-
-def result_count(done: SliceDone) -> int:
-    """How many blocks a slice has results of."""
-    return len(done.results) // RESULT_DTYPE.itemsize
