@@ -102,7 +102,7 @@ class DaemonThread:
         blocks["key"] = keys_array(keys)
         blocks["payload_bytes"] = sources.payload_bytes
         blocks["position"] = np.arange(count)
-        core.fill_sources(blocks, 0, sources.slab, sources.slot, core.catalog.namespaces_of(sources.rows))
+        core.fill_sources(blocks, 0, sources.slab, sources.slot, int(core.catalog.namespaces_of(sources.rows)[0]))
         lane = core.volume_lanes[0]
         move = core.new_move(count)
         per_job = max(1, min(JOB_BLOCKS_MAX, lane.read_bytes_max // slot_bytes))

@@ -245,11 +245,14 @@ class Catalog:
 
     # -- restore ---------------------------------------------------------------------------------------------------------------------
 
-    def plan_restore(self, keys: Keys) -> Sources:
-        """Pin what is there and say where to read it: the arena copy if there is one, else the volume's."""
+    def plan_restore(self, keys: Keys, *, from_volume: bool = False) -> Sources:
+        """Pin what is there and say where to read it: the arena copy if there is one, else the volume's; with `from_volume` the other way round."""
         rows = self.lookup(keys)
         self.pin(rows)
-        return self._sources(rows, np.asarray(self._in_arena[rows] > 0))
+        from_arena: Mask = self._in_arena[rows] > 0
+        if from_volume:
+            from_arena &= self._volume[rows] == 0
+        return self._sources(rows, from_arena)
 
     def mark_used(self, sources: Sources) -> None:
         """These copies are being read: a second chance when the hand passes, and their slabs are warm. Not a part of `plan_restore`: no read waits for it."""
@@ -276,6 +279,11 @@ class Catalog:
         return self._sources(usable, np.ones(rows.shape[0], dtype=np.bool_))
 
     def _sources(self, rows: Rows, from_arena: Mask) -> Sources:
+        # Nearly always all are in one tier; and a restore of one block waits for every pass of this.
+        if not from_arena.any():
+            volume = self._volume[rows].astype(np.int16)
+            volume -= 1
+            return Sources(rows, volume, self._volume_slab[rows], self._volume_slot[rows], self._payload_bytes[rows], self._checksum[rows])
         return Sources(
             rows=rows,
             volume=np.where(from_arena, -1, self._volume[rows].astype(np.int16) - 1).astype(np.int16),

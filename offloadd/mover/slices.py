@@ -145,6 +145,9 @@ def _cut_runs(runs: Iterable[tuple[int, int]], limit: int, thread_count: int) ->
 
 def _runs(records: Records) -> Iterator[tuple[int, int]]:
     """Maximal runs of neighbouring slots of one slab."""
+    if len(records) == 1:
+        yield 0, 1
+        return
     slots = records["slot"].astype(np.int64)
     apart = (np.diff(slots) != 1) | (np.diff(records["slab"].astype(np.int64)) != 0)
     begin = 0

@@ -283,18 +283,13 @@ class Core:
         for slab, mine in groups(slabs):
             blocks["nonce"][mine] = np.void(volume.nonce(slab))
 
-    def fill_sources(
-        self, blocks: npt.NDArray[Any], volume: int, slabs: npt.NDArray[Any], slots: npt.NDArray[Any], namespace_numbers: npt.NDArray[Any]
-    ) -> None:
-        """Fill the fields that name existing slots, so that the mover can tell whether the header that it reads is theirs."""
+    def fill_sources(self, blocks: npt.NDArray[Any], volume: int, slabs: npt.NDArray[Any], slots: npt.NDArray[Any], namespace_number: int) -> None:
+        """Fill the fields that name existing slots of one namespace, so that the mover can tell whether the header that it reads is theirs."""
         link = self.volume(volume)
         self.volume_blocks(blocks, link, slabs, slots)
         for slab, mine in groups(slabs):
             blocks["generation"][mine] = link.pool.slabs[slab].generations[slots[mine]]
-        for number, mine in groups(namespace_numbers):
-            ordinal, epoch = self.namespaces.by_number(number).on_volumes.get(volume, (0, 0))
-            blocks["namespace_ordinal"][mine] = ordinal
-            blocks["namespace_epoch"][mine] = epoch
+        blocks["namespace_ordinal"], blocks["namespace_epoch"] = self.namespaces.by_number(namespace_number).on_volumes.get(volume, (0, 0))
 
 
 def groups(values: npt.NDArray[Any]) -> list[tuple[int, Any]]:

@@ -87,7 +87,8 @@ class Restorer:
                     # Taken before settling: results that arrive while this generator is suspended in a yield must be settled too.
                     over = move.done or stopped != Reason.NONE
                     self._settle(work, answer, stopped, session, options)
-                    stop = told + int(np.argmin(np.append(answer.status[told:] != 0, False)))
+                    unanswered = np.flatnonzero(answer.status[told:] == 0)
+                    stop = told + int(unanswered[0]) if unanswered.size else count
                     if stop > told and stop < count:
                         yield told, stop, answer
                         told = stop
@@ -139,10 +140,10 @@ class Restorer:
         # All regions first: one that is gone must not leave the others' blocks pinned.
         regions = [core.regions.by_number(batch.region) for batch in batches]
         for region, batch in zip(regions, batches, strict=True):
-            sources = core.catalog.plan_restore(batch.keys)
-            if path != Path.AUTO:
-                sources = self._by_path(sources, path)
-            usable = (sources.rows > 0) & (sources.payload_bytes == region.payload_bytes) & self._reachable(sources)
+            # The copy that the asked-for path reads where there is one; blocks that have only the other copy keep it, unless the path is required.
+            sources = core.catalog.plan_restore(batch.keys, from_volume=path not in (Path.AUTO, Path.DDR))
+            usable = (sources.rows > 0) & (sources.payload_bytes == region.payload_bytes)
+            self._leave_out_unreachable(sources, usable)
             if not usable.all():
                 core.catalog.unpin(sources.rows[~usable])
                 answer.set(batch.positions[~usable], RestoreStatus.NOT_FOUND)
@@ -163,19 +164,6 @@ class Restorer:
         core.at_end(move, lambda: self._finish(work))
         return work
 
-    def _by_path(self, sources: Sources, path: Path) -> Sources:
-        """The copy that the asked-for path reads where there is one; blocks that have only the other copy keep it, unless the path is required."""
-        wanted = self._core.catalog.arena_sources(sources.rows) if path == Path.DDR else self._core.catalog.volume_sources(sources.rows)
-        use = wanted.rows > 0
-        return Sources(
-            rows=sources.rows,
-            volume=np.where(use, wanted.volume, sources.volume).astype(np.int16),
-            slab=np.where(use, wanted.slab, sources.slab).astype(np.uint32),
-            slot=np.where(use, wanted.slot, sources.slot).astype(np.uint32),
-            payload_bytes=sources.payload_bytes,
-            checksum=sources.checksum,
-        )
-
     def _refuse_other_ways(self, planned: list[tuple[Region, BlockBatch, Sources, npt.NDArray[np.bool_]]], path: Path) -> None:
         """Raise `PathUnavailable`, everything unpinned, if a block could only be restored by another path than the required one."""
         wrong = sum(int(np.count_nonzero(usable & ((sources.volume < 0) != (path == Path.DDR)))) for *_, sources, usable in planned)
@@ -187,13 +175,13 @@ class Restorer:
         where = "on a volume" if path == Path.DDR else "in the arena"
         raise PathUnavailable(f"path {path.name.lower()} is not available for {wrong} of {count} blocks: they are only {where}")
 
-    def _reachable(self, sources: Sources) -> npt.NDArray[np.bool_]:
+    def _leave_out_unreachable(self, sources: Sources, usable: npt.NDArray[np.bool_]) -> None:
         core = self._core
-        reachable = np.ones(sources.rows.shape[0], dtype=np.bool_)
+        if len(core.volume_lanes) == len(core.volumes):
+            return
         for volume, _ in groups(sources.volume):
             if volume >= 0 and volume not in core.volume_lanes:
-                reachable &= sources.volume != volume
-        return reachable
+                usable &= sources.volume != volume
 
     def _send(
         self, work: _Round, first: int, region: Region, batch: BlockBatch, sources: Sources, usable: npt.NDArray[np.bool_], options: RestoreOptions
@@ -209,6 +197,7 @@ class Restorer:
         for volume, mine in groups(sources.volume[chosen]):
             index = chosen[mine]
             blocks = new_blocks(index.shape[0])
+            slabs, slots = sources.slab[index], sources.slot[index]
             blocks["region"] = region.number
             blocks["block_index"] = batch.indices[index]
             blocks["payload_bytes"] = region.payload_bytes
@@ -217,12 +206,11 @@ class Restorer:
             if volume < 0:
                 assert core.arena_lane is not None
                 slot_bytes = align_up(region.payload_bytes, SECTOR_BYTES)
-                blocks["arena_offset"] = core.arena_offsets(sources.slab[index], sources.slot[index], slot_bytes)
+                blocks["arena_offset"] = core.arena_offsets(slabs, slots, slot_bytes)
                 blocks["checksum"] = sources.checksum[index]
                 lane, operation = core.arena_lane, Operation.ARENA_RESTORE
             else:
-                numbers_of = np.full(index.shape[0], region.namespace.number, dtype=np.uint16)
-                core.fill_sources(blocks, volume, sources.slab[index], sources.slot[index], numbers_of)
+                core.fill_sources(blocks, volume, slabs, slots, region.namespace.number)
                 slot_bytes, lane, operation = region.slot_bytes, core.volume_lanes[volume], Operation.RESTORE
             background = options.priority == Priority.BACKGROUND
             core.send_jobs(lane, work.move, operation, blocks, slot_bytes=slot_bytes, deadline_s=options.deadline_s, background=background)

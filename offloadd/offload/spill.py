@@ -172,11 +172,12 @@ class Spiller:
         blocks["position"] = np.arange(rows.shape[0], dtype=np.uint32)
         blocks["arena_offset"] = core.arena_offsets(reservation.slabs, reservation.slots, align_up(payload_bytes, SECTOR_BYTES))
         move = core.new_move(rows.shape[0])
-        for volume in np.unique(sources.volume):
-            mine = sources.volume == volume
-            records = blocks[mine]
-            core.fill_sources(records, int(volume), sources.slab[mine], sources.slot[mine], numbers[mine])
-            core.send_jobs(core.volume_lanes[int(volume)], move, Operation.PREFETCH, records, slot_bytes=slot_bytes_for(payload_bytes))
+        for volume in np.unique(sources.volume).tolist():
+            for number in np.unique(numbers).tolist():
+                mine = (sources.volume == volume) & (numbers == number)
+                records = blocks[mine]
+                core.fill_sources(records, volume, sources.slab[mine], sources.slot[mine], number)
+                core.send_jobs(core.volume_lanes[volume], move, Operation.PREFETCH, records, slot_bytes=slot_bytes_for(payload_bytes))
         await move.finished.wait()
         good = move.reasons == 0
         core.catalog.free_reserved(-1, reservation.slabs[~good], reservation.slots[~good])

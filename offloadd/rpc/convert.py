@@ -271,13 +271,19 @@ def lease_until_s(request: pb.LookupRequest, limits: RequestLimits) -> float | N
 
 def duration(seconds: float) -> Duration:
     """A Duration of so many seconds."""
-    nanos = round(seconds * 1e9)
+    return _nanoseconds(round(seconds * 1e9))
+
+
+def _nanoseconds(nanos: int) -> Duration:
     return Duration(seconds=nanos // 1_000_000_000, nanos=nanos % 1_000_000_000)
 
 
 def _runs(answer: Answer, first: int, stop: int) -> Iterable[tuple[int, int, int, int]]:
     """(status, reason, tier, length) of runs of equal outcomes: nearly always one, so that 512 outcomes cost one message and a copy."""
     status, reason, tier = answer.status[first:stop], answer.reason[first:stop], answer.tier[first:stop]
+    if stop == first + 1:
+        yield int(status[0]), int(reason[0]), int(tier[0]), 1
+        return
     packed = status.astype(np.uint32) << 16 | reason.astype(np.uint32) << 8 | tier
     edges = [0, *(np.flatnonzero(packed[1:] != packed[:-1]) + 1).tolist(), stop - first]
     for start, end in pairwise(edges):
@@ -318,9 +324,9 @@ def _path_use(use: PathUse) -> pb.PathUse:
 
 def _times(stages: StageClock) -> pb.StageTimes:
     return pb.StageTimes(
-        queue=duration(stages.queue_ns / 1e9),
-        copy=duration(stages.copy_ns / 1e9),
-        checksum=duration(stages.checksum_ns / 1e9),
-        io=duration(stages.io_ns / 1e9),
-        total=duration(stages.total_ns / 1e9),
+        queue=_nanoseconds(stages.queue_ns),
+        copy=_nanoseconds(stages.copy_ns),
+        checksum=_nanoseconds(stages.checksum_ns),
+        io=_nanoseconds(stages.io_ns),
+        total=_nanoseconds(stages.total_ns),
     )
