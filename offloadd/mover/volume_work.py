@@ -19,7 +19,7 @@ from offloadd.mover.messages import Copied
 from offloadd.mover.slices import Slice
 from offloadd.mover.tools import Indices, Regions, Tools, differs_in_engine, gather_blocks, scatter_blocks
 from offloadd.transfer.checksum import crc32c
-from offloadd.transfer.combine import combine_equal
+from offloadd.transfer.combine import combine
 from offloadd.transfer.gather import Payloads
 from offloadd.units import MIB, SECTOR_BYTES
 
@@ -143,17 +143,26 @@ def _right(piece: Slice, chosen: Indices, source: Payloads, payload: PayloadOf, 
 
 
 def _all_right(piece: Slice, chosen: Indices, source: Payloads, stored: Checksums) -> bool:
-    """Whether payloads that lie side by side have, as one run of bytes, the checksum that follows from the stored ones.
+    """Whether payloads that are neighbours have, with what lies between them, as one run of bytes the checksum that follows from the stored ones.
 
     One call instead of one a block: threads that leave and enter the interpreter every 30 µs spend more time at its door than on the bytes. A block that
-    changed changes the checksum of the run as surely as its own. False says nothing of any one block: then each is checked by itself.
+    changed changes the checksum of the run as surely as its own. What lies between (the next header and padding, 4 to 8 KiB) is read for its own checksum.
+    False says nothing of any one block: then each is checked by itself.
     """
-    size_bytes = int(piece.records["payload_bytes"][0])
+    size_bytes, stride_bytes = int(piece.records["payload_bytes"][0]), source.stride_bytes
     offsets = source.offsets[chosen]
-    if len(chosen) < 2 or source.stride_bytes != size_bytes or (np.diff(offsets) != size_bytes).any() or (piece.records["payload_bytes"] != size_bytes).any():
+    if len(chosen) < 2 or (np.diff(offsets) != stride_bytes).any() or (piece.records["payload_bytes"] != size_bytes).any():
         return False
-    begin = int(offsets[0])
-    return crc32c(source.buffer[begin : begin + len(chosen) * size_bytes]) == combine_equal(stored[chosen].tolist(), size_bytes)
+    first, *others = stored[chosen].tolist()
+    expected: int = first
+    end = int(offsets[0]) + size_bytes
+    for checksum in others:
+        between = source.buffer[end : end + stride_bytes - size_bytes]
+        if between.size:
+            expected = combine(expected, crc32c(between), between.size)
+        expected = combine(expected, checksum, size_bytes)
+        end += stride_bytes
+    return crc32c(source.buffer[int(offsets[0]) : end]) == expected
 
 
 def _steps(piece: Slice) -> Iterator[Indices]:

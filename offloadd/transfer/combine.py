@@ -3,7 +3,6 @@
 The arithmetic is that of zlib's crc32_combine: appending n bytes to a message multiplies its CRC by x^(8n) modulo the polynomial.
 """
 
-from collections.abc import Iterable
 from functools import lru_cache
 
 #: Castagnoli, bits reflected (RFC 3720).
@@ -23,9 +22,8 @@ def _multiply(first: int, second: int) -> int:
     return product
 
 
-@lru_cache(maxsize=64)
 def _shift(size_bytes: int) -> int:
-    """x^(8 * size_bytes) modulo the polynomial. A payload has two chunk lengths, so nearly every call is answered from the cache."""
+    """x^(8 * size_bytes) modulo the polynomial."""
     result = _ONE
     power = 1 << 23  # x^8
     while size_bytes:
@@ -38,21 +36,16 @@ def _shift(size_bytes: int) -> int:
 
 def combine(first: int, second: int, second_bytes: int) -> int:
     """CRC32C of two parts from the CRC of each and the second one's length in bytes."""
-    return _multiply(_shift(second_bytes), first) ^ second
+    one, two, three, four = _shift_tables(second_bytes)
+    return one[first & 255] ^ two[first >> 8 & 255] ^ three[first >> 16 & 255] ^ four[first >> 24] ^ second
 
 
-def combine_equal(crcs: Iterable[int], size_bytes: int) -> int:
-    """CRC32C of parts of `size_bytes` each, one after the other, from the CRC of each."""
-    first, second, third, fourth = _shift_tables(size_bytes)
-    value = 0
-    for crc in crcs:
-        value = first[value & 255] ^ second[value >> 8 & 255] ^ third[value >> 16 & 255] ^ fourth[value >> 24] ^ crc
-    return value
-
-
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _shift_tables(size_bytes: int) -> tuple[tuple[int, ...], ...]:
-    """The product of every byte at each of the four places with x^(8 * size_bytes): a multiplication takes 4 µs, four look-ups 0.3."""
+    """The product of every byte at each of the four places with x^(8 * size_bytes): a multiplication takes 4 µs, four look-ups 0.3.
+
+    Payloads, chunks and the gaps between them have a handful of lengths, so nearly every call is answered from the cache.
+    """
     shift = _shift(size_bytes)
     tables = []
     for place in range(0, 32, 8):
