@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.support.copier import Copier
 from bench.support.cpu import cpu_seconds
 from bench.support.mover import ARENA_THREADS, MoverProcess, layout_of, make_records
 from bench.support.workload import Blocks
@@ -61,9 +62,9 @@ def volume_restores(path: Path, work: Blocks) -> dict[str, Series]:
     layout = layout_of(work.block_bytes, work.block_count, work.plane_count)
     fd = create_sealed("engine", work.payload_bytes)
     records = make_records(work.block_bytes, work.block_count)
-    found = {name: Series() for name in ("raw", "restore", "unverified")}
+    found = {name: Series() for name in ("raw", "restore", "unverified", "raw_beside_copies")}
     try:
-        with PresentMemory(fd, work.payload_bytes) as memory:
+        with PresentMemory(fd, work.payload_bytes) as memory, Copier() as copier:
             original = fill(memory.bytes)
             for start in range(work.start_count):
                 file = open_volume(str(path), busy_wait_s=5.0)
@@ -83,6 +84,9 @@ def volume_restores(path: Path, work: Blocks) -> dict[str, Series]:
                                 before = cpu_seconds([mover.pid])
                                 seconds = lane.run(operation, records, slot_bytes, verify=verify)
                                 _touch(found[name], mover, seconds, before, lane.stage_ns)
+                            copier.run(found["restore"].rate(work.payload_bytes))
+                            found["raw_beside_copies"].seconds.append(lane.run(Operation.READ_ONLY, records, slot_bytes))
+                            copier.rest()
                 finally:
                     file.close()
     finally:

@@ -59,12 +59,13 @@ class Service:
 
     def ready_s(self) -> float:
         """Wait for READY=1; seconds since the start."""
-        while True:
-            readable, _, _ = select.select([self._notify], [], [], TIMEOUT_S)
-            if not readable:
-                raise TimeoutError(f"no READY within {TIMEOUT_S} s: {self.log()}")
-            if b"READY=1" in self._notify.recv(4096):
+        while time.monotonic() - self._start < TIMEOUT_S:
+            readable, _, _ = select.select([self._notify], [], [], 0.5)
+            if readable and b"READY=1" in self._notify.recv(4096):
                 return time.monotonic() - self._start
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the daemon exited with status {self.process.returncode}: {self.log()}")
+        raise TimeoutError(f"no READY within {TIMEOUT_S} s: {self.log()}")
 
     def event(self, name: str) -> tuple[float, dict[str, Any]]:
         """Wait for the first log line with this event; seconds since the start, and its fields."""
