@@ -1,0 +1,1 @@
+"""Gather, scatter and CRC32C where the payloads lie: CUDA kernels, and their NumPy twin."""
