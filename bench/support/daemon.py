@@ -85,7 +85,7 @@ class DaemonThread:
     def worker_pids(self) -> list[int]:
         """The mover and the keepers."""
         core = self.daemon.offload.core
-        return [core.mover.process.pid, *(volume.process.pid for volume in core.volumes)]
+        return [core.host.mover.process.pid, *(volume.process.pid for volume in core.volumes)]
 
     def read_only(self, keys: list[bytes], *, slot_bytes: int) -> float:
         """Read blocks of the only volume into staging slots and no further, through the lane that restores use; seconds."""
@@ -103,7 +103,8 @@ class DaemonThread:
         blocks["payload_bytes"] = sources.payload_bytes
         blocks["position"] = np.arange(count)
         core.fill_sources(blocks, 0, sources.slab, sources.slot, int(core.catalog.namespaces_of(sources.rows)[0]))
-        lane = core.volume_lanes[0]
+        lane = core.host.volume_lane(0)
+        assert lane is not None
         move = core.new_move(count)
         per_job = max(1, min(JOB_BLOCKS_MAX, lane.read_bytes_max // slot_bytes))
         for first in range(0, count, per_job):
@@ -120,7 +121,7 @@ class DaemonThread:
         lane.pump()
         await move.finished.wait()
         core.catalog.unpin(sources.rows)
-        core.mover.forget_move(move.number)
+        core.host.mover.forget_move(move.number)
         if move.reasons.any():
             raise RuntimeError(f"{int((move.reasons != 0).sum())} of {count} blocks could not be read")
         return time.perf_counter() - start

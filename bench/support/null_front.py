@@ -110,7 +110,7 @@ class NullFront:
             recover_blocks(core.catalog, ordinal, keys_array(mine), payload_bytes=self.block_bytes, namespace=entry.number)
             entry.on_volumes[ordinal] = (0, 1)
             core.volumes.append(NullVolume(ordinal, pool))  # type: ignore[arg-type]
-            core.volume_lanes[ordinal] = self._lane(ordinal)
+            core.host.volume_lanes[ordinal, Way.HOST] = self._lane(ordinal)
 
     def _lane(self, ordinal: int) -> Lane:
         write_bytes = THREADS * STAGING_SLOT_BYTES
@@ -135,9 +135,9 @@ class NullFront:
         """End the null movers and give the front its own shape back, so that it stops in order."""
 
         def give_up() -> None:
-            for lane in self._core.volume_lanes.values():
+            for lane in self._core.host.volume_lanes.values():
                 lane.disconnect()
-            self._core.volume_lanes.clear()
+            self._core.host.volume_lanes.clear()
             self._core.volumes.clear()
 
         self.front.call(give_up)

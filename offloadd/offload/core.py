@@ -13,13 +13,13 @@ import structlog
 
 from offloadd import clock
 from offloadd.catalog.catalog import Catalog
-from offloadd.errors import DeadlineExpired, LimitExceeded, PathUnavailable
-from offloadd.model.enums import Path, Reason, Tier
+from offloadd.errors import DeadlineExpired, LimitExceeded
+from offloadd.model.enums import Reason, Tier
 from offloadd.model.slots import BLOCK_DTYPE
 from offloadd.mover.messages import JOB_BLOCKS_MAX, Job, Operation
 from offloadd.offload.bandwidth import Bandwidths
+from offloadd.offload.devices import HOST, Device
 from offloadd.offload.lanes import Lane
-from offloadd.offload.mover_link import MoverLink
 from offloadd.offload.moves import Move
 from offloadd.offload.namespaces import Namespaces
 from offloadd.offload.regions import Regions
@@ -81,16 +81,14 @@ class Core:
     catalog: Catalog
     namespaces: Namespaces
     regions: Regions
-    mover: MoverLink
+    #: By name; HOST is always there.
+    devices: dict[str, Device]
     observer: Observer
     arena_slab_bytes: int
     requests_max: int
     requests_per_session_max: int
     verify_target: int
-    arena_lane: Lane | None = None
     volumes: list[VolumeLink] = field(default_factory=list)
-    #: By volume ordinal.
-    volume_lanes: dict[int, Lane] = field(default_factory=dict)
     bandwidths: Bandwidths = field(default_factory=Bandwidths)
     counters: Counter[str] = field(default_factory=Counter)
     #: Keys whose evict is under way → set when it is over. A restore of such a key waits for it instead of missing.
@@ -160,7 +158,8 @@ class Core:
 
         def guarded() -> None:
             self._unfinished.discard(move.number)
-            self.mover.forget_move(move.number)
+            for name in move.devices:
+                self.devices[name].mover.forget_move(move.number)
             try:
                 finish()
             except Exception as error:
@@ -183,6 +182,7 @@ class Core:
 
     def send_jobs(
         self,
+        device: Device,
         lane: Lane,
         move: Move,
         operation: Operation,
@@ -193,7 +193,8 @@ class Core:
         durable: bool = False,
         background: bool = False,
     ) -> None:
-        """Cut blocks (BLOCK_DTYPE, `position` set) into jobs for one lane and queue them."""
+        """Cut blocks (BLOCK_DTYPE, `position` set) into jobs for one lane of a device and queue them."""
+        move.devices.add(device.name)
         bytes_max = lane.read_bytes_max if operation in (Operation.RESTORE, Operation.ARENA_RESTORE) else lane.write_bytes_max
         job_count = -(-blocks.shape[0] // max(1, min(JOB_BLOCKS_MAX, bytes_max // slot_bytes)))
         # Evenly: the mover cuts each job into at least one slice a thread, so that a short last job would be cut into splinters.
@@ -217,7 +218,12 @@ class Core:
 
     def lanes(self) -> list[Lane]:
         """All lanes."""
-        return [*([self.arena_lane] if self.arena_lane is not None else []), *self.volume_lanes.values()]
+        return [lane for device in self.devices.values() for lane in device.lanes()]
+
+    @property
+    def host(self) -> Device:
+        """The device whose mover also moves blocks between the tiers."""
+        return self.devices[HOST]
 
     async def wait_for(self, move: Move, active: Active, deadline_s: float, until: Callable[[], bool]) -> Reason:
         """Wait until `until()` holds. At the deadline or a cancel instead: no new slice starts, running copies are fenced, and the reason comes back.
@@ -237,11 +243,15 @@ class Core:
         self._stop_move(move, active.stop_reason)
         try:
             async with asyncio.timeout(FENCE_WAIT_S):
-                await asyncio.shield(self.mover.fence(move.number))
+                await asyncio.gather(*(asyncio.shield(fence) for fence in self._fence(move)))
         except TimeoutError:
             move.quarantined = True
             self.counters["moves_quarantined"] += 1
         return active.stop_reason
+
+    def _fence(self, move: Move) -> "list[asyncio.Future[None]]":
+        """Fences of the move, one in each mover that has jobs of it; all are asked for at once."""
+        return [self.devices[name].mover.fence(move.number) for name in move.devices]
 
     def _stop_move(self, move: Move, reason: Reason) -> None:
         for lane in self.lanes():
@@ -251,26 +261,17 @@ class Core:
         """Nobody waits for the move any more (the caller hung up): what was not sent is taken back, and copies into engine memory are fenced."""
         if not move.done:
             self._stop_move(move, Reason.CANCELLED)
-            self.mover.fence(move.number)
+            self._fence(move)
 
     # -- tiers -----------------------------------------------------------------------------------------------------------------------
 
     def serving_volumes(self) -> list[VolumeLink]:
         """Volumes that take and give blocks now."""
-        return [volume for volume in self.volumes if volume.serving and volume.ordinal in self.volume_lanes]
+        return [volume for volume in self.volumes if volume.serving and self.host.volume_lane(volume.ordinal) is not None]
 
     def volume(self, ordinal: int) -> VolumeLink:
         """The volume with this ordinal in the catalog."""
         return next(volume for volume in self.volumes if volume.ordinal == ordinal)
-
-    def refuse_path(self, path: Path, *, require: bool, allowed: tuple[Path, ...], what: str) -> Path:
-        """The path to take: `path` if it is one of those allowed here; else AUTO, or `PathUnavailable` when it is required."""
-        if path == Path.AUTO or path in allowed:
-            return path
-        if require:
-            why = "no CUDA device" if path in (Path.GDS, Path.BOUNCE) else f"{what} goes by {', '.join(one.name.lower() for one in allowed) or 'no path'}"
-            raise PathUnavailable(f"path {path.name.lower()} is not available: {why}")
-        return Path.AUTO
 
     def arena_offsets(self, slabs: npt.NDArray[Any], slots: npt.NDArray[Any], slot_bytes: int) -> npt.NDArray[np.uint64]:
         """Byte offsets of arena slots."""

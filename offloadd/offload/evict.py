@@ -77,7 +77,7 @@ class Evictor:
         core = self._core
         started_ns = clock.monotonic_ns()
         refuse_expired(options.deadline_s)
-        tier, direct = self._way(options)
+        tier, direct = self._way(options, batches)
         number, active = core.begin(session, options.request_id)
         try:
             answer = Answer.of(sum(batch.indices.shape[0] for batch in batches))
@@ -94,7 +94,7 @@ class Evictor:
             core.at_end(move, lambda: self._finish(session, move, parts, options, over))
             durable = options.ack == AckLevel.DURABLE
             stopped = await core.wait_for(move, active, options.deadline_s, lambda: move.done if durable else move.copied)
-            self._tell(move, parts, answer, stopped)
+            self._tell(move, parts, answer, stopped, options)
         except asyncio.CancelledError:
             if active.move is not None and active.stop_reason == Reason.NONE:
                 core.leave(active.move)
@@ -106,22 +106,24 @@ class Evictor:
         core.observer.request_done("evict", answer)
         return answer
 
-    def _way(self, options: EvictOptions) -> tuple[Tier, bool]:
+    def _way(self, options: EvictOptions, batches: list[BlockBatch]) -> tuple[Tier, bool]:
         """The tier to store in and whether to go straight to a volume. Raises `PathUnavailable` for a required path that can't be."""
-        core = self._core
         durable = options.ack == AckLevel.DURABLE
-        if durable and options.tier == Tier.ARENA:
-            allowed: tuple[Path, ...] = ()
-            what = "a durable evict to the arena"
-        elif options.tier == Tier.ARENA:
-            allowed, what = (Path.DDR,), "an evict to the arena"
-        elif durable:
-            allowed, what = (Path.HOST,), "a durable evict"
-        else:
-            allowed, what = (Path.DDR, Path.HOST), "an evict"
-        path = core.refuse_path(options.path, require=options.require_path, allowed=allowed, what=what)
-        # Straight to a volume: durable ones need it, the arena would only add a copy; and whoever compares paths asks for HOST.
-        return options.tier, durable or path == Path.HOST or core.arena_lane is None
+        to_volume = False
+        for device in self._core.regions.devices_of(batches):
+            if durable and options.tier == Tier.ARENA:
+                allowed: tuple[Path, ...] = ()
+                what = "a durable evict to the arena"
+            elif options.tier == Tier.ARENA:
+                allowed, what = (Path.DDR,), "an evict to the arena"
+            elif durable:
+                allowed, what = device.volume_paths, "a durable evict"
+            else:
+                allowed, what = (Path.DDR, *device.volume_paths), "an evict"
+            path = device.refuse_path(options.path, require=options.require_path, allowed=allowed, what=what)
+            to_volume |= path in device.volume_paths or device.arena_lane is None
+        # Straight to a volume: durable ones need it, the arena would only add a copy; and whoever compares paths asks for theirs.
+        return options.tier, durable or to_volume
 
     # -- placing ---------------------------------------------------------------------------------------------------------------------
 
@@ -152,7 +154,7 @@ class Evictor:
             missing, of_volumes = await self._take_volumes(batch, region, missing, options.deadline_s, active, parts)
             # Without a volume the arena's reason is the one to tell.
             reason = of_volumes if of_volumes != Reason.NO_TIER else reason
-        if missing.shape[0] and tier == Tier.ANY and direct and not durable and core.arena_lane is not None and required != Path.HOST:
+        if missing.shape[0] and tier == Tier.ANY and direct and not durable and region.device.arena_lane is not None and required == Path.AUTO:
             missing, reason = await self._take_arena(batch, region, missing, parts)
         if missing.shape[0]:
             reason = active.stop_reason or reason
@@ -161,7 +163,7 @@ class Evictor:
 
     async def _take_arena(self, batch: BlockBatch, region: Region, missing: Indices, parts: list[_Part]) -> tuple[Indices, Reason]:
         core = self._core
-        if core.arena_lane is None:
+        if region.device.arena_lane is None:
             return missing, Reason.NO_TIER
         slot_bytes = align_up(region.payload_bytes, SECTOR_BYTES)
         while True:
@@ -258,12 +260,14 @@ class Evictor:
                 records = blocks[filled : filled + part.chosen.shape[0]]
                 filled += part.chosen.shape[0]
                 self._fill(records, part, options)
+            device = region.device
             if volume < 0:
-                assert core.arena_lane is not None
-                lane, operation, slot_bytes = core.arena_lane, Operation.ARENA_EVICT, align_up(region.payload_bytes, SECTOR_BYTES)
+                lane, operation, slot_bytes = device.arena_lane, Operation.ARENA_EVICT, align_up(region.payload_bytes, SECTOR_BYTES)
             else:
-                lane, operation, slot_bytes = core.volume_lanes[volume], Operation.EVICT, region.slot_bytes
+                lane, operation, slot_bytes = device.volume_lane(volume, options.path), Operation.EVICT, region.slot_bytes
+            assert lane is not None
             core.send_jobs(
+                device,
                 lane,
                 move,
                 operation,
@@ -345,7 +349,7 @@ class Evictor:
         move.reasons[part.first + refused] = int(Reason.TIER_FULL)
         return rows
 
-    def _tell(self, move: Move, parts: list[_Part], answer: Answer, stopped: Reason) -> None:
+    def _tell(self, move: Move, parts: list[_Part], answer: Answer, stopped: Reason, options: EvictOptions) -> None:
         """Outcomes of the blocks that moved. COPIED is answered before the result: a pending block is STORED when its source was copied."""
         for part in parts:
             reasons = move.reasons[part.span]
@@ -353,7 +357,7 @@ class Evictor:
             pending = reasons == PENDING
             good = (reasons == 0) | (pending & (stopped == Reason.NONE))
             answer.set(part.positions[good], EvictStatus.STORED, 0, tier)
-            _use(answer, part, int(good.sum()))
+            _use(answer, part, int(good.sum()), options)
             bad = ~good & ~pending
             answer.set(part.positions[bad], EvictStatus.FAILED, reasons[bad])
             late = ~good & pending
@@ -373,11 +377,11 @@ class Evictor:
             self._core.observer.blocks("evict", "rejected", Tier.ANY, rejected)
 
 
-def _use(answer: Answer, part: _Part, count: int) -> None:
-    tier, path = (Tier.ARENA, Path.DDR) if part.volume < 0 else (Tier.VOLUME, Path.HOST)
+def _use(answer: Answer, part: _Part, count: int, options: EvictOptions) -> None:
+    tier, path = (Tier.ARENA, Path.DDR) if part.volume < 0 else (Tier.VOLUME, part.region.device.volume_path(options.path))
     if count == 0:
         return
-    use = next((one for one in answer.uses if one.tier == tier), None)
+    use = next((one for one in answer.uses if (one.tier, one.path) == (tier, path)), None)
     if use is None:
         answer.uses.append(use := PathUse(tier, path))
     use.block_count += count

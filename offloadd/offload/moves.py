@@ -64,6 +64,8 @@ class Move:
 
     number: int
     count: int
+    #: Names of the devices whose movers have jobs of it.
+    devices: set[str] = field(default_factory=set)
     clock: StageClock = field(default_factory=StageClock)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     finished: asyncio.Event = field(default_factory=asyncio.Event)

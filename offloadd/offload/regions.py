@@ -2,12 +2,15 @@
 
 import itertools
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from offloadd.errors import InvalidRequest, LimitExceeded, PathUnavailable, UnknownRegion
+from offloadd.errors import InvalidRequest, LimitExceeded, UnknownRegion
 from offloadd.model.namespace import KeyMaker, Namespace
 from offloadd.model.region import Layout, validate_layout
-from offloadd.offload.mover_link import Mapping, MoverLink
+from offloadd.model.requests import BlockBatch
+from offloadd.offload.devices import Device
+from offloadd.offload.mover_link import Mapping
 from offloadd.offload.namespaces import NamespaceEntry
 from offloadd.offload.sessions import Session, SessionTable
 from offloadd.tiers.format import slot_bytes_for
@@ -22,7 +25,7 @@ class Region:
     number: int
     region_id: bytes
     session: Session
-    mover: MoverLink
+    device: Device
     layout: Layout
     memory_ids: tuple[bytes, ...]
     cache_group: int
@@ -66,7 +69,7 @@ class Regions:
     async def add(
         self,
         session: Session,
-        mover: MoverLink,
+        device: Device,
         layout: Layout,
         memory_ids: tuple[bytes, ...],
         *,
@@ -83,7 +86,7 @@ class Regions:
                 number=next(self._numbers),
                 region_id=secrets.token_bytes(REGION_ID_BYTES),
                 session=session,
-                mover=mover,
+                device=device,
                 layout=layout,
                 memory_ids=memory_ids,
                 cache_group=cache_group,
@@ -94,7 +97,7 @@ class Regions:
                 mapped_bytes=sum(memory.memory_bytes for memory in memories),
                 block_tokens=block_tokens,
             )
-            await mover.map_region(
+            await device.mover.map_region(
                 Mapping(
                     region=region.number,
                     fds=tuple(memory.fd for memory in memories),
@@ -103,7 +106,7 @@ class Regions:
                 )
             )
             if session.ended:
-                await mover.unmap_region(region.number)
+                await device.mover.unmap_region(region.number)
                 raise UnknownRegion(f"session {session.name} ended while its region was being mapped")
         except BaseException:
             for memory_id in memory_ids[: len(memories)]:
@@ -131,9 +134,14 @@ class Regions:
         """No request finds it from now on; when it returns no mapping is left."""
         self._by_number.pop(region.number, None)
         self._by_session.get(region.session.name, {}).pop(region.region_id, None)
-        await region.mover.unmap_region(region.number)
+        await region.device.mover.unmap_region(region.number)
         for memory_id in region.memory_ids:
             self._sessions.disuse_memory(region.session, memory_id)
+
+    def devices_of(self, batches: Iterable[BlockBatch]) -> list[Device]:
+        """The devices whose memory a request names, each once. Raises `UnknownRegion`."""
+        devices = {region.device.name: region.device for region in map(self.by_number, (batch.region for batch in batches))}
+        return list(devices.values())
 
     def of_session(self, session: Session) -> list[Region]:
         """Regions of a session."""
@@ -143,16 +151,10 @@ class Regions:
         """A session ends: its regions are not found any more, and movers unmap them. Its descriptors may be closed at once: no mover is sent them again."""
         for region in self._by_session.pop(session.name, {}).values():
             self._by_number.pop(region.number, None)
-            region.mover.unmap_region(region.number)
+            region.device.mover.unmap_region(region.number)
 
     def __len__(self) -> int:
         return len(self._by_number)
-
-
-def refuse_device(device: str, devices: tuple[str, ...]) -> None:
-    """Raise `PathUnavailable` unless the daemon has a mover for the device."""
-    if device not in devices:
-        raise PathUnavailable(f"device {device!r} has no mover on this node; devices are {', '.join(devices)}")
 
 
 def namespace_fields(namespace: Namespace) -> bytes:

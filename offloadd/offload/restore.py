@@ -72,7 +72,10 @@ class Restorer:
         core = self._core
         started_ns = clock.monotonic_ns()
         refuse_expired(options.deadline_s)
-        path = core.refuse_path(options.path, require=options.require_path, allowed=(Path.DDR, Path.HOST), what="a restore to device host")
+        path = options.path
+        for device in core.regions.devices_of(batches):
+            allowed = (Path.DDR, *device.volume_paths)
+            path = device.refuse_path(path, require=options.require_path, allowed=allowed, what="a restore")
         number, active = core.begin(session, options.request_id)
         try:
             count = sum(batch.indices.shape[0] for batch in batches)
@@ -143,7 +146,7 @@ class Restorer:
             # The copy that the asked-for path reads where there is one; blocks that have only the other copy keep it, unless the path is required.
             sources = core.catalog.plan_restore(batch.keys, from_volume=path not in (Path.AUTO, Path.DDR))
             usable = (sources.rows > 0) & (sources.payload_bytes == region.payload_bytes)
-            self._leave_out_unreachable(sources, usable)
+            self._leave_out_unreachable(sources, usable, region)
             if not usable.all():
                 core.catalog.unpin(sources.rows[~usable])
                 answer.set(batch.positions[~usable], RestoreStatus.NOT_FOUND)
@@ -175,12 +178,9 @@ class Restorer:
         where = "on a volume" if path == Path.DDR else "in the arena"
         raise PathUnavailable(f"path {path.name.lower()} is not available for {wrong} of {count} blocks: they are only {where}")
 
-    def _leave_out_unreachable(self, sources: Sources, usable: npt.NDArray[np.bool_]) -> None:
-        core = self._core
-        if len(core.volume_lanes) == len(core.volumes):
-            return
+    def _leave_out_unreachable(self, sources: Sources, usable: npt.NDArray[np.bool_], region: Region) -> None:
         for volume, _ in groups(sources.volume):
-            if volume >= 0 and volume not in core.volume_lanes:
+            if volume >= 0 and region.device.volume_lane(volume) is None:
                 usable &= sources.volume != volume
 
     def _send(
@@ -203,17 +203,18 @@ class Restorer:
             blocks["payload_bytes"] = region.payload_bytes
             blocks["key"] = batch.keys[index]
             blocks["position"] = numbers[mine]
+            device = region.device
             if volume < 0:
-                assert core.arena_lane is not None
                 slot_bytes = align_up(region.payload_bytes, SECTOR_BYTES)
                 blocks["arena_offset"] = core.arena_offsets(slabs, slots, slot_bytes)
                 blocks["checksum"] = sources.checksum[index]
-                lane, operation = core.arena_lane, Operation.ARENA_RESTORE
+                lane, operation = device.arena_lane, Operation.ARENA_RESTORE
             else:
                 core.fill_sources(blocks, volume, slabs, slots, region.namespace.number)
-                slot_bytes, lane, operation = region.slot_bytes, core.volume_lanes[volume], Operation.RESTORE
+                slot_bytes, lane, operation = region.slot_bytes, device.volume_lane(volume, options.path), Operation.RESTORE
+            assert lane is not None
             background = options.priority == Priority.BACKGROUND
-            core.send_jobs(lane, work.move, operation, blocks, slot_bytes=slot_bytes, deadline_s=options.deadline_s, background=background)
+            core.send_jobs(device, lane, work.move, operation, blocks, slot_bytes=slot_bytes, deadline_s=options.deadline_s, background=background)
         return stop
 
     # -- outcomes --------------------------------------------------------------------------------------------------------------------

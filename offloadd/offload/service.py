@@ -10,19 +10,20 @@ import structlog
 from offloadd import clock
 from offloadd.catalog.catalog import Catalog
 from offloadd.catalog.warm_up import warm_up
-from offloadd.errors import InvalidRequest, OffloaddError, Unavailable, UnknownRegion
+from offloadd.errors import InvalidRequest, OffloaddError, PathUnavailable, Unavailable, UnknownRegion
 from offloadd.memory.memfd import HUGE_PAGE_BYTES, create_sealed
 from offloadd.model.enums import Path, Reason, Tier
 from offloadd.model.namespace import Namespace
 from offloadd.model.region import Layout
 from offloadd.offload.core import Core, Observer
+from offloadd.offload.devices import HOST, Device
 from offloadd.offload.events import Events
 from offloadd.offload.evict import Evictor
 from offloadd.offload.lanes import Lane
 from offloadd.offload.lookup import Lookups
 from offloadd.offload.mover_link import ArenaMapping, LaneSpec, MoverLink
 from offloadd.offload.namespaces import NamespaceEntry, Namespaces
-from offloadd.offload.regions import Region, Regions, namespace_fields, refuse_device
+from offloadd.offload.regions import Region, Regions, namespace_fields
 from offloadd.offload.restore import Restorer
 from offloadd.offload.sessions import Session, SessionTable
 from offloadd.offload.spill import Spiller
@@ -112,7 +113,7 @@ class Offload:
                 planes_per_region_max=settings.planes_per_region_max,
                 payload_bytes_max=settings.payload_bytes_max,
             ),
-            mover=mover,
+            devices={HOST: Device(HOST, mover, (Path.HOST,))},
             observer=self.observer,
             arena_slab_bytes=settings.arena_slab_bytes,
             requests_max=settings.requests_max,
@@ -132,11 +133,11 @@ class Offload:
         settings = self.settings
         warm_up()
         arena = self._make_arena()
-        self.core.mover.start(arena)
-        if arena is not None:
-            lane = self._lane(ARENA_LANE, "arena", Tier.ARENA, Path.DDR)
-            self.core.arena_lane = lane
-            self.core.mover.add_lane(LaneSpec(lane=lane, thread_count=settings.lane_threads, staging_slot_bytes=settings.staging_slot_bytes))
+        for device in self.core.devices.values():
+            device.mover.start(arena)
+            if arena is not None:
+                device.arena_lane = lane = self._lane(ARENA_LANE, "arena", Tier.ARENA, Path.DDR)
+                device.mover.add_lane(LaneSpec(lane=lane, thread_count=settings.lane_threads, staging_slot_bytes=settings.staging_slot_bytes))
         for options in settings.volumes:
             link = VolumeLink(
                 options,
@@ -155,7 +156,8 @@ class Offload:
             for volume in self.core.volumes:
                 if volume.state == "opening":
                     log.warning("volume does not answer; serving without it until it does", volume=volume.options.path, waited_s=VOLUME_OPEN_WAIT_S)
-        await self.core.mover.lanes_ready()
+        for device in self.core.devices.values():
+            await device.mover.lanes_ready()
         self.ready_s = clock.monotonic_s()
         self._expiry = asyncio.get_running_loop().create_task(self._expire_holds())
 
@@ -205,19 +207,21 @@ class Offload:
         opened = volume.opened
         assert opened is not None
         settings = self.settings
-        lane = self._lane(1 + volume.ordinal, volume.options.path, Tier.VOLUME, Path.HOST)
-        self.core.mover.add_lane(
-            LaneSpec(
-                lane=lane,
-                thread_count=volume.options.io_threads,
-                staging_slot_bytes=settings.staging_slot_bytes,
-                fds=volume.fds,
-                volume_uuid=opened.volume_uuid,
-                slab_bytes=opened.slab_bytes,
-                data_offset=opened.data_offset,
-            )
-        )
-        self.core.volume_lanes[volume.ordinal] = lane
+        for device in self.core.devices.values():
+            for path in device.volume_paths:
+                lane = self._lane(1 + len(device.volume_lanes), volume.options.path, Tier.VOLUME, path)
+                device.mover.add_lane(
+                    LaneSpec(
+                        lane=lane,
+                        thread_count=volume.options.io_threads,
+                        staging_slot_bytes=settings.staging_slot_bytes,
+                        fds=volume.fds,
+                        volume_uuid=opened.volume_uuid,
+                        slab_bytes=opened.slab_bytes,
+                        data_offset=opened.data_offset,
+                    )
+                )
+                device.volume_lanes[volume.ordinal, path] = lane
         for entry in self.core.namespaces.entries:
             if entry.tenant and not entry.dropped:
                 await self._add_namespace(volume, entry)
@@ -256,7 +260,7 @@ class Offload:
         await self.drain()
         if self._expiry is not None:
             self._expiry.cancel()
-        await self.core.mover.process.stop(timeout_s=5.0)
+        await asyncio.gather(*(device.mover.process.stop(timeout_s=5.0) for device in self.core.devices.values()))
         if self.arena is not None:
             os.close(self.arena.fd)
 
@@ -278,7 +282,9 @@ class Offload:
         self, session: Session, *, device: str, layout: Layout, memory_ids: tuple[bytes, ...], cache_group: int, namespace: Namespace
     ) -> Region:
         """Map engine memory; see the protocol for what holds and which errors there are."""
-        refuse_device(device, ("host",))
+        mine = self.core.devices.get(device)
+        if mine is None:
+            raise PathUnavailable(f"device {device!r} has no mover on this node; devices are {', '.join(self.core.devices)}")
         if namespace.codec:
             raise InvalidRequest(f"namespace.codec is {namespace.codec!r}; this version stores blocks as they are and accepts only an empty codec")
         self.core.regions.check(session, layout, memory_ids)
@@ -286,9 +292,7 @@ class Offload:
         entry.tenant, entry.fields, entry.dropped = namespace.tenant, namespace_fields(namespace), False
         for volume in self.core.serving_volumes():
             await self._add_namespace(volume, entry)
-        region = await self.core.regions.add(
-            session, self.core.mover, layout, memory_ids, cache_group=cache_group, namespace=entry, block_tokens=namespace.block_tokens
-        )
+        region = await self.core.regions.add(session, mine, layout, memory_ids, cache_group=cache_group, namespace=entry, block_tokens=namespace.block_tokens)
         for volume in self.core.serving_volumes():
             volume.pool.prepare(region.slot_bytes)
             volume.grant_wishes()
@@ -335,7 +339,7 @@ class Offload:
         """Every (tier, path) pair with whether it works on this node, and why not."""
         volume = bool(self.core.serving_volumes())
         no_volume = "" if volume else "no volume is serving"
-        arena = self.core.arena_lane is not None
+        arena = self.core.host.arena_lane is not None
         no_device = "no CUDA device"
         return [
             (Tier.ARENA, Path.DDR, arena, "" if arena else "arena.arena_bytes is 0"),

@@ -12,6 +12,7 @@ from offloadd.model.enums import Tier
 from offloadd.model.slots import FLAG_KEEP
 from offloadd.mover.messages import Operation
 from offloadd.offload.core import SLAB_FAILURES_MAX, Core, new_blocks
+from offloadd.offload.moves import Move
 from offloadd.tiers.format import slot_bytes_for
 from offloadd.units import SECTOR_BYTES, align_up
 
@@ -119,7 +120,7 @@ class Spiller:
             blocks["namespace_ordinal"][numbers == number] = ordinal
             blocks["namespace_epoch"][numbers == number] = epoch
         move = core.new_move(rows.shape[0])
-        core.send_jobs(core.volume_lanes[volume], move, Operation.SPILL, blocks, slot_bytes=slot_bytes_for(payload_bytes))
+        self._send(volume, move, Operation.SPILL, blocks, slot_bytes_for(payload_bytes))
         await move.finished.wait()
         good = move.reasons == 0
         core.catalog.free_reserved(volume, reservation.slabs[~good], reservation.slots[~good])
@@ -140,6 +141,12 @@ class Spiller:
         core.volume(volume).grant_wishes()
         return spilled
 
+    def _send(self, volume: int, move: Move, operation: Operation, blocks: Any, slot_bytes: int) -> None:
+        """Between the tiers: the host's mover does it, whatever device the blocks came from."""
+        lane = self._core.host.volume_lane(volume)
+        assert lane is not None
+        self._core.send_jobs(self._core.host, lane, move, operation, blocks, slot_bytes=slot_bytes)
+
     # -- prefetch --------------------------------------------------------------------------------------------------------------------
 
     def prefetch(self, rows: Rows) -> tuple[int, int, int]:
@@ -149,7 +156,7 @@ class Spiller:
         present = core.catalog.stored_as(live, tier=Tier.ARENA, durable=False)
         rest = live[~present]
         queued = 0
-        if core.arena_lane is not None:
+        if core.host.arena_lane is not None:
             core.catalog.pin(rest)
             payloads = core.catalog.payloads_of(rest)
             for payload_bytes in np.unique(payloads):
@@ -177,7 +184,7 @@ class Spiller:
                 mine = (sources.volume == volume) & (numbers == number)
                 records = blocks[mine]
                 core.fill_sources(records, volume, sources.slab[mine], sources.slot[mine], number)
-                core.send_jobs(core.volume_lanes[volume], move, Operation.PREFETCH, records, slot_bytes=slot_bytes_for(payload_bytes))
+                self._send(volume, move, Operation.PREFETCH, records, slot_bytes_for(payload_bytes))
         await move.finished.wait()
         good = move.reasons == 0
         core.catalog.free_reserved(-1, reservation.slabs[~good], reservation.slots[~good])

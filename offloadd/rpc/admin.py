@@ -29,7 +29,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
         """See the protocol."""
         offload, core = self._offload, self._offload.core
-        workers: list[WorkerProcess[Any]] = [core.mover.process, *(volume.process for volume in core.volumes)]
+        workers: list[WorkerProcess[Any]] = [*(device.mover.process for device in core.devices.values()), *(volume.process for volume in core.volumes)]
         return pb.StatusResponse(
             version=__version__,
             pid=os.getpid(),

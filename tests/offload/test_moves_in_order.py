@@ -20,6 +20,7 @@ from offloadd.model.requests import BlockBatch, EvictOptions, RestoreOptions
 from offloadd.model.slots import BLOCK_DTYPE, RESULT_DTYPE
 from offloadd.mover.messages import Copied, Job, Operation, SliceDone
 from offloadd.offload.core import Core
+from offloadd.offload.devices import HOST, Device
 from offloadd.offload.evict import Evictor
 from offloadd.offload.lanes import Lane
 from offloadd.offload.namespaces import Namespaces
@@ -65,6 +66,7 @@ class Front:
     def __post_init__(self) -> None:
         sessions = SessionTable(sessions_max=1, memories_per_session_max=1, on_end=lambda session: None)
         self.session = sessions.create(tenant="uid:1", instance="engine", uid=1, pid=1)
+        self.device = Device(HOST, self.mover, (Path.HOST,))  # type: ignore[arg-type]
         regions = Regions(sessions, regions_per_session_max=1, planes_per_region_max=1, payload_bytes_max=1 << 20)
         namespaces = Namespaces()
         entry = namespaces.enter(b"n" * 32)
@@ -72,7 +74,7 @@ class Front:
             number=1,
             region_id=b"r" * 16,
             session=self.session,
-            mover=self.mover,  # type: ignore[arg-type]
+            device=self.device,
             layout=Layout(16, (Plane(0, 0, BLOCK_BYTES, BLOCK_BYTES),)),
             memory_ids=(),
             cache_group=0,
@@ -90,7 +92,7 @@ class Front:
             catalog=catalog,
             namespaces=namespaces,
             regions=regions,
-            mover=self.mover,  # type: ignore[arg-type]
+            devices={HOST: self.device},
             observer=Quiet(),
             arena_slab_bytes=16 * BLOCK_BYTES,
             requests_max=8,
@@ -101,7 +103,7 @@ class Front:
         queue = LaneQueue(restore_bytes_in_flight=1 << 20, evict_bytes_in_flight=1 << 20, evict_share=8)
         lane = Lane(number=0, name="arena", tier=Tier.ARENA, path=Path.DDR, queue=queue, read_bytes_max=1 << 20, write_bytes_max=1 << 20)
         lane.connect(ours)
-        self.core.arena_lane = lane
+        self.device.arena_lane = lane
         self.lane: Channel[Job] = Channel(theirs, Job)
         theirs.setblocking(False)
         self.evictor = Evictor(self.core, Spiller(self.core))
@@ -166,7 +168,7 @@ async def front() -> AsyncIterator[Front]:
     made = Front()
     yield made
     made.core.catalog.check()
-    made.core.arena_lane.disconnect()  # type: ignore[union-attr]
+    made.device.arena_lane.disconnect()  # type: ignore[union-attr]
     made.lane.close()
 
 

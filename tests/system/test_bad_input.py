@@ -143,9 +143,9 @@ def test_unknown_devices_paths_and_too_many_regions_have_clear_answers(client: C
     plane = Plane(0, 0, 4096, 4096)
     with pytest.raises(PathUnavailable, match=r"cuda:0"):
         client.register_region(block_count=4, planes=[plane], memories=[memory], namespace=Namespace(model="x"), device="cuda:0")
-    with pytest.raises(PathUnavailable, match="gds is not available: no CUDA device"):
+    with pytest.raises(PathUnavailable, match="gds is not available: device host is no CUDA device"):
         engine.evict([1], ["a"], path=Path.GDS, require_path=True)
-    with pytest.raises(PathUnavailable, match="bounce is not available: no CUDA device"):
+    with pytest.raises(PathUnavailable, match="bounce is not available: device host is no CUDA device"):
         engine.restore([1], ["precious"], path=Path.BOUNCE, require_path=True)
     assert engine.evict([1], ["a"], path=Path.GDS).all_stored, "without require_path another way is taken, and told"
     client.register_region(block_count=4, planes=[plane], memories=[memory], namespace=Namespace(model="x"))
