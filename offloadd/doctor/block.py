@@ -1,0 +1,151 @@
+"""What lies behind a volume: the layers of block devices, down to disks and NVMe controllers, as sysfs shows them."""
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+
+from offloadd.doctor.mounts import mount_of
+from offloadd.doctor.subject import Volume
+from offloadd.doctor.system import System
+
+#: Deeper stacks than this are a loop in a broken tree.
+_DEPTH_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """One NVMe controller, that is one path to a namespace. Times in seconds; -1 is off, None where the transport has no such thing."""
+
+    name: str
+    transport: str
+    address: str
+    state: str
+    fast_io_fail_s: int | None
+    ctrl_loss_s: int | None
+    ana_state: str
+    #: -1: not told.
+    numa_node: int
+
+    @property
+    def is_fabric(self) -> bool:
+        """Whether a network lies between."""
+        return self.transport not in ("pcie", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One block device of a stack. `kind`: nvme, crypt, lvm, dm, md LEVEL, loop, zram, virtio, scsi, or the name's letters."""
+
+    name: str
+    directory: str
+    kind: str
+    controllers: tuple[Controller, ...] = ()
+
+    @property
+    def is_disk(self) -> bool:
+        """Whether nothing lies below."""
+        return self.kind not in ("crypt", "lvm", "dm", "loop") and not self.kind.startswith("md")
+
+
+def located(system: System, volume: Volume) -> str:
+    """The volume's path, its links followed where that can't hang: always in /dev, which lies in memory."""
+    path = volume.options.path
+    return system.real(path) if volume.follow_links or path.startswith("/dev/") else path
+
+
+def block_device_number(system: System, volume: Volume) -> str | None:
+    """`major:minor` of a volume that is a block device itself; None for a file."""
+    directory, _, name = located(system, volume).rpartition("/")
+    if not f"{directory}/".startswith("/dev/"):
+        return None
+    if directory == "/dev" and (number := system.text(f"/sys/class/block/{name}/dev")):
+        return number
+    # Containers have nodes of any name, such as one in /dev/mapper that is no link.
+    try:
+        status = system.path(f"{directory}/{name}").stat()
+    except OSError:
+        return None
+    return f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}" if stat.S_ISBLK(status.st_mode) else None
+
+
+def device_number(system: System, volume: Volume) -> str | None:
+    """`major:minor` of the block device that the volume is or lies on; None if there is none (overlay, network, memory)."""
+    number = block_device_number(system, volume)
+    if number is not None:
+        return number
+    mount = mount_of(system, located(system, volume))
+    if mount is None:
+        return None
+    if not mount.device.startswith("0:"):
+        return mount.device
+    # btrfs counts its mounts under device numbers of its own and names one disk as the source.
+    return system.text(f"/sys/class/block/{mount.source.rpartition('/')[2]}/dev") if mount.source.startswith("/dev/") else None
+
+
+def layers(system: System, number: str) -> list[Layer]:
+    """The stack from the device with this number down to its disks, each once."""
+    found: dict[str, Layer] = {}
+    _walk(system, system.real(f"/sys/dev/block/{number}"), found, 0)
+    return list(found.values())
+
+
+def _walk(system: System, directory: str, found: dict[str, Layer], depth: int) -> None:
+    # Without a link in /sys/dev/block (a container that hides it) nothing is known.
+    if depth > _DEPTH_MAX or directory.startswith("/sys/dev/"):
+        return
+    if system.exists(f"{directory}/partition"):
+        directory = directory.rpartition("/")[0]
+    name = directory.rpartition("/")[2]
+    if name in found:
+        return
+    kind = _kind(system, directory, name)
+    found[name] = Layer(name=name, directory=directory, kind=kind, controllers=_controllers(system, directory, name) if kind == "nvme" else ())
+    for below in system.names(f"{directory}/slaves"):
+        _walk(system, system.real(f"{directory}/slaves/{below}"), found, depth + 1)
+
+
+def _kind(system: System, directory: str, name: str) -> str:
+    mapped = system.text(f"{directory}/dm/uuid")
+    if mapped is not None:
+        return "crypt" if mapped.startswith("CRYPT-") else "lvm" if mapped.startswith("LVM-") else "dm"
+    level = system.text(f"{directory}/md/level")
+    if level is not None:
+        return f"md {level}"
+    for prefix, kind in (("nvme", "nvme"), ("loop", "loop"), ("zram", "zram"), ("vd", "virtio"), ("sd", "scsi")):
+        if name.startswith(prefix):
+            return kind
+    return name.rstrip("0123456789")
+
+
+def _controllers(system: System, directory: str, name: str) -> tuple[Controller, ...]:
+    device = system.real(f"{directory}/device")
+    base = device.rpartition("/")[2]
+    if not base.startswith("nvme-subsys"):
+        return (_controller(system, device, name),)
+    # Native multipath: the disk hangs on the subsystem, which has neither transport nor state; its controllers are the paths.
+    paths = [system.real(f"{device}/{entry}") for entry in system.names(device) if re.fullmatch(r"nvme[0-9]+", entry)]
+    return tuple(_controller(system, path, name) for path in paths)
+
+
+def _controller(system: System, directory: str, disk: str) -> Controller:
+    # The path disk of namespace nvme1n2 on the controller with id 3 is nvme1c3n2.
+    subsystem, _, namespace = disk.rpartition("n")
+    path_disk = next((entry for entry in system.names(directory) if re.fullmatch(rf"{subsystem}c[0-9]+n{namespace}", entry)), "")
+    node = system.number(f"{directory}/numa_node")
+    return Controller(
+        name=directory.rpartition("/")[2],
+        transport=system.text(f"{directory}/transport") or "",
+        address=system.text(f"{directory}/address") or "",
+        state=system.text(f"{directory}/state") or "",
+        fast_io_fail_s=_seconds(system.text(f"{directory}/fast_io_fail_tmo")),
+        ctrl_loss_s=_seconds(system.text(f"{directory}/ctrl_loss_tmo")),
+        ana_state=system.text(f"{directory}/{path_disk}/ana_state") or "" if path_disk else "",
+        numa_node=-1 if node is None else node,
+    )
+
+
+def _seconds(text: str | None) -> int | None:
+    if text is None:
+        return None
+    return int(text) if re.fullmatch(r"-?[0-9]+", text) else -1

@@ -1,0 +1,64 @@
+"""All checks, in the order of the table."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from offloadd.doctor.checks import container, daemon, device, gds, gpu, memory, topology, volume
+from offloadd.doctor.finding import Finding
+from offloadd.doctor.subject import Machine, Volume
+from offloadd.doctor.system import System
+
+Subject = TypeVar("Subject", Machine, Volume)
+
+
+@dataclass(frozen=True, slots=True)
+class Check(Generic[Subject]):
+    """`touches_volume`: asks the volume itself, so it is left out once the volume has been seen to hang."""
+
+    name: str
+    group: str
+    function: Callable[[System, Subject], Iterator[Finding]]
+    touches_volume: bool = False
+
+
+MACHINE_CHECKS: tuple[Check[Machine], ...] = (
+    Check("config", "daemon", daemon.check_config),
+    Check("runtime dir", "daemon", daemon.check_runtime_dir),
+    Check("lock", "daemon", daemon.check_lock),
+    Check("free", "memory", memory.check_free),
+    Check("memlock", "memory", memory.check_memlock),
+    Check("huge pages", "memory", memory.check_huge_pages),
+    Check("open files", "memory", memory.check_files),
+    Check("sockets", "memory", memory.check_sockets),
+    Check("driver", "gpu", gpu.check_driver),
+    Check("devices", "gpu", gpu.check_devices),
+    Check("libcuda", "gpu", gpu.check_libcuda),
+    Check("nvidia-fs", "gds", gds.check_nvidia_fs),
+    Check("p2pdma", "gds", gds.check_p2pdma),
+    Check("libcufile", "gds", gds.check_libcufile),
+    Check("cufile.json", "gds", gds.check_cufile_json),
+    Check("udev", "container", container.check_udev),
+    Check("modules", "container", container.check_modules_file),
+    Check("shm", "container", container.check_shm),
+    Check("seccomp", "container", container.check_seccomp),
+    Check("numa", "topology", topology.check_numa),
+    Check("iommu", "topology", topology.check_iommu),
+    Check("acs", "topology", topology.check_acs),
+)
+
+#: The group of a volume's findings is `volume PATH`. Checks that ask the volume come first: what they find says how to read the others.
+VOLUME_CHECKS: tuple[Check[Volume], ...] = (
+    Check("file", "volume", volume.check_file, touches_volume=True),
+    Check("superblock", "volume", volume.check_superblock, touches_volume=True),
+    Check("direct I/O", "volume", volume.check_direct_io, touches_volume=True),
+    Check("space", "volume", volume.check_space, touches_volume=True),
+    Check("file system", "volume", device.check_file_system),
+    Check("stack", "volume", device.check_stack),
+    Check("paths", "volume", device.check_paths),
+    Check("timeouts", "volume", device.check_timeouts),
+    Check("multipath", "volume", device.check_multipath),
+    Check("queue", "volume", device.check_queue),
+    Check("distance", "volume", device.check_distance),
+    Check("gds mode", "volume", device.check_gds_mode),
+)
