@@ -8,24 +8,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-from offloadd.memory.mapping import Bytes, Mapping
-from offloadd.transfer.gather import payload_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class MappedRegion:
-    """One region: its mapping and its views [plane, block, byte] in payload order."""
-
-    mapping: Mapping
-    views: tuple[Bytes, ...]
-    payload_bytes: int
-
-    @classmethod
-    def over(cls, mapping: Mapping, views: tuple[Bytes, ...]) -> "MappedRegion":
-        """A region whose views lie in `mapping`."""
-        return cls(mapping=mapping, views=views, payload_bytes=payload_bytes(views))
+from offloadd.mover.device import MappedRegion
 
 
 class EngineMemory:
@@ -56,7 +40,7 @@ class EngineMemory:
             self._changed.wait_for(lambda: not self._region_users[number])
             del self._region_users[number]
         if region is not None:
-            region.mapping.close()
+            region.close()
 
     def fence(self, move: int) -> None:
         """Let no copy of the move in any more and wait for the running ones."""

@@ -13,9 +13,10 @@ from collections import deque
 import msgspec
 
 from offloadd.ipc.channel import Channel
-from offloadd.memory.mapping import Mapping, map_private
+from offloadd.memory.mapping import Mapping
 from offloadd.mover.messages import Job, LaneAnswer
 from offloadd.mover.slices import Slice, cut
+from offloadd.mover.time_slices import take_short_turns
 from offloadd.mover.tools import Memories, Tools
 from offloadd.mover.volume import Volume
 from offloadd.mover.work import FrontGoneError, run
@@ -49,9 +50,9 @@ class Lane:
     def open(self) -> None:
         """Make a staging slot for each thread of a volume's lane, and start the threads."""
         if self._volume is not None:
-            self._staging = [map_private(self._staging_slot_bytes) for _ in range(self._thread_count)]
+            self._staging = [self._memories.device.staging(self._staging_slot_bytes) for _ in range(self._thread_count)]
         else:
-            self._staging = [map_private(1) for _ in range(self._thread_count)]
+            self._staging = [self._memories.device.staging(1) for _ in range(self._thread_count)]
         for index in range(self._thread_count):
             tools = Tools(memories=self._memories, staging=self._staging[index].bytes, volume=self._volume, send=self._send)
             # Daemon threads: a thread that a lost volume holds in the kernel must not keep the process from ending.
@@ -84,7 +85,9 @@ class Lane:
             raise FrontGoneError from error
 
     def _work(self, tools: Tools) -> None:
+        take_short_turns()
         try:
+            self._memories.device.enter_thread()
             while (piece := self._next()) is not None:
                 run(tools, piece)
         except FrontGoneError:

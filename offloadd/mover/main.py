@@ -15,13 +15,11 @@ from collections.abc import Sequence
 
 from offloadd.errors import InvalidRequest
 from offloadd.ipc.channel import Channel
-from offloadd.memory.mapping import MADV_HUGEPAGE, map_memories
 from offloadd.memory.memfd import validate_sealed
-from offloadd.memory.planes import plane_views
-from offloadd.model.region import Layout, Plane, validate_layout
+from offloadd.model.region import Layout, Plane
 from offloadd.mover.arena import map_arena
 from offloadd.mover.control_queue import ControlQueue
-from offloadd.mover.engine_memory import MappedRegion
+from offloadd.mover.device import HostDevice, MoverDevice
 from offloadd.mover.lane import Lane
 from offloadd.mover.messages import (
     AddLane,
@@ -43,22 +41,21 @@ from offloadd.mover.messages import (
 from offloadd.mover.tools import Memories
 from offloadd.mover.volume import adopt_volume
 
-PATHS = ("host", "ddr")
 _PR_SET_PDEATHSIG = 1
 
 
 class Mover:
     """Handles control messages, one at a time, on the main thread."""
 
-    def __init__(self, channel: Channel[Control]) -> None:
+    def __init__(self, channel: Channel[Control], device: MoverDevice) -> None:
         self._channel = channel
         self._queue = ControlQueue(channel.sock)
-        self._memories = Memories(self._queue.settle)
+        self._memories = Memories(device, self._queue.settle)
         self._lanes: list[Lane] = []
 
     def serve(self) -> bool:
         """Handle messages until the front says Shutdown (True) or is gone (False)."""
-        self._answer(Hello(pid=os.getpid(), paths=PATHS))
+        self._answer(Hello(pid=os.getpid(), paths=self._memories.device.paths))
         while True:
             self._queue.wait()
             received = self._channel.receive()
@@ -96,21 +93,13 @@ class Mover:
 
     def _map_region(self, message: MapRegion, fds: Sequence[int]) -> Mapped | NotMapped:
         planes = tuple(Plane(spec.memory, spec.offset_bytes, spec.block_stride_bytes, spec.block_bytes) for spec in message.planes)
-        layout = Layout(block_count=message.block_count, planes=planes)
-        mapping = None
+        region = None
         try:
-            if len(fds) != len(message.memory_bytes):
-                raise InvalidRequest(f"the region names {len(message.memory_bytes)} memories; {len(fds)} descriptors came")
-            for fd, announced_bytes in zip(fds, message.memory_bytes, strict=True):
-                validate_sealed(fd, announced_bytes)
-            # What is mapped is what was announced, and never more than the file has: fstat has just said so, and the seals keep it true.
-            validate_layout(layout, message.memory_bytes, planes_max=max(1, len(planes)))
-            mapping = map_memories(fds, message.memory_bytes)
-            mapping.advise(MADV_HUGEPAGE)
-            self._memories.engine.add(message.region, MappedRegion.over(mapping, plane_views(mapping.bytes, layout, mapping.offsets)))
+            region = self._memories.device.map_region(Layout(message.block_count, planes), message.memory_bytes, fds)
+            self._memories.engine.add(message.region, region)
         except (InvalidRequest, OSError, ValueError) as error:
-            if mapping is not None:
-                mapping.close()
+            if region is not None:
+                region.close()
             return NotMapped(region=message.region, error=str(error))
         finally:
             _close(fds)
@@ -121,7 +110,9 @@ class Mover:
             if self._memories.arena is not None or len(fds) != 1:
                 raise InvalidRequest(f"an arena is one memory, mapped once; {len(fds)} descriptors came")
             validate_sealed(fds[0], message.arena_bytes)
-            self._memories.arena = map_arena(fds[0], message.arena_bytes, huge_pages=message.huge_pages)
+            arena = map_arena(fds[0], message.arena_bytes, huge_pages=message.huge_pages)
+            self._memories.device.adopt_arena(arena)
+            self._memories.arena = arena
         except (InvalidRequest, OSError) as error:
             return NotMapped(region=0, error=str(error))
         finally:
@@ -183,7 +174,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel: Channel[Control] = Channel(socket.socket(fileno=arguments.fd), Control)
     try:
-        clean = Mover(channel).serve()
+        clean = Mover(channel, HostDevice()).serve()
     except (BrokenPipeError, ConnectionResetError):
         clean = False
     except Exception:

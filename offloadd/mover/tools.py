@@ -8,20 +8,22 @@ import numpy.typing as npt
 
 from offloadd.memory.mapping import Bytes
 from offloadd.mover.arena import Arena
-from offloadd.mover.engine_memory import EngineMemory, MappedRegion
+from offloadd.mover.device import MappedRegion, MoverDevice
+from offloadd.mover.engine_memory import EngineMemory
 from offloadd.mover.messages import LaneAnswer
 from offloadd.mover.slices import Slice
 from offloadd.mover.volume import Volume
 from offloadd.transfer.checksum import crc32c
-from offloadd.transfer.gather import Payloads, block_crc, gather, scatter
+from offloadd.transfer.gather import Payloads
 
 Indices = npt.NDArray[np.intp]
 
 
 class Memories:
-    """The memories that all lanes share. `arena` is None until it is mapped. `settle`: see `EngineMemory`."""
+    """The memories that all lanes share, and the device that engines' lie in. `arena` is None until it is mapped. `settle`: see `EngineMemory`."""
 
-    def __init__(self, settle: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, device: MoverDevice, settle: Callable[[], None] = lambda: None) -> None:
+        self.device = device
         self.engine = EngineMemory(settle)
         self.arena: Arena | None = None
 
@@ -55,7 +57,7 @@ def gather_blocks(piece: Slice, regions: Regions, target: Payloads, first: int =
     """Copy payload bytes `first` to `last` (default: all) of every block to its place. Raises ValueError for a block that its region does not have."""
     for region, mine in _by_region(piece, regions, np.arange(len(piece.records))):
         places = Payloads(target.buffer, target.offsets[mine], target.stride_bytes)
-        gather(region.views, piece.records["block_index"][mine], places, first, last)
+        region.gather(piece.records["block_index"][mine], places, first, last)
 
 
 def scatter_blocks(piece: Slice, regions: Regions, source: Payloads, chosen: Indices, first: int = 0, last: int | None = None) -> None:
@@ -65,7 +67,7 @@ def scatter_blocks(piece: Slice, regions: Regions, source: Payloads, chosen: Ind
     """
     for region, mine in _by_region(piece, regions, chosen):
         places = Payloads(source.buffer, source.offsets[mine], source.stride_bytes)
-        scatter(region.views, piece.records["block_index"][mine], places, first, last)
+        region.scatter(piece.records["block_index"][mine], places, first, last)
 
 
 def _by_region(piece: Slice, regions: Regions, chosen: Indices) -> list[tuple[MappedRegion, Indices]]:
@@ -83,4 +85,4 @@ def _by_region(piece: Slice, regions: Regions, chosen: Indices) -> list[tuple[Ma
 def differs_in_engine(piece: Slice, regions: Regions, index: int, ours: Bytes, first: int = 0, last: int | None = None) -> bool:
     """Whether payload bytes `first` to `last` of a block differ, where they lie in engine memory, from `ours`."""
     record = piece.records[index]
-    return block_crc(regions[int(record["region"])].views, int(record["block_index"]), first, last) != crc32c(ours)
+    return regions[int(record["region"])].block_crc(int(record["block_index"]), first, last) != crc32c(ours)

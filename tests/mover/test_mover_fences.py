@@ -20,7 +20,8 @@ from offloadd.memory.mapping import map_memories, map_private
 from offloadd.memory.planes import plane_views
 from offloadd.model.enums import Reason
 from offloadd.mover import long_work, slot_io, volume_work
-from offloadd.mover.engine_memory import EngineMemory, MappedRegion
+from offloadd.mover.device import HostDevice, HostRegion
+from offloadd.mover.engine_memory import EngineMemory
 from offloadd.mover.lane import Lane
 from offloadd.mover.messages import AddLane, Copied, Fenced, FenceMove, ForgetMove, Job, Operation, Shutdown, SliceDone, Unmapped, UnmapRegion
 from offloadd.mover.slices import Slice
@@ -145,9 +146,9 @@ class Workshop:
     def __init__(self, volume, payload_bytes=20000, block_count=16, arena=None):
         self.engine = Engine(*plain(block_count, payload_bytes))
         self.engine.fill()
-        self.memories = Memories()
+        self.memories = Memories(HostDevice())
         mapping = map_memories(self.engine.fds, self.engine.memory_bytes)
-        self.memories.engine.add(1, MappedRegion.over(mapping, plane_views(mapping.bytes, self.engine.layout, mapping.offsets)))
+        self.memories.engine.add(1, HostRegion(mapping, plane_views(mapping.bytes, self.engine.layout, mapping.offsets)))
         self.staging = map_private(8 * MIB)
         self.volume = adopt_volume(*volume.fds, volume_uuid=UUID, slab_bytes=volume.slab_bytes, data_offset=volume.data_offset, thread_count=4)
         self.sent = []
@@ -308,7 +309,7 @@ def _engine_memory():
     memory = EngineMemory(lambda: None)
     events = []
     mapping = SimpleNamespace(close=lambda: events.append("unmapped"))
-    memory.add(1, MappedRegion(mapping, (), 0))
+    memory.add(1, HostRegion(mapping, ()))
     return memory, events
 
 
@@ -335,7 +336,7 @@ def test_a_lane_whose_socket_closes_ends_its_threads_and_closes_its_files(volume
     ours, theirs = socket_pair()
     fds = [os.dup(fd) for fd in volume.fds]
     opened = adopt_volume(*fds, volume_uuid=UUID, slab_bytes=volume.slab_bytes, data_offset=volume.data_offset, thread_count=4)
-    lane = Lane(1, theirs, Memories(), opened, thread_count=4, staging_slot_bytes=8 * MIB)
+    lane = Lane(1, theirs, Memories(HostDevice()), opened, thread_count=4, staging_slot_bytes=8 * MIB)
     lane.open()
     ours.close()
     lane.join()
@@ -347,7 +348,7 @@ def test_a_lane_whose_socket_closes_ends_its_threads_and_closes_its_files(volume
 
 def test_a_stopped_lane_ends_though_its_peer_stays():
     ours, theirs = socket_pair()
-    lane = Lane(1, theirs, Memories(), None, thread_count=3, staging_slot_bytes=0)
+    lane = Lane(1, theirs, Memories(HostDevice()), None, thread_count=3, staging_slot_bytes=0)
     lane.open()
     lane.stop()
     lane.join()
@@ -362,7 +363,7 @@ def test_a_job_is_spread_over_all_threads_of_a_lane(volume, monkeypatch):
     ours, theirs = socket_pair()
     ours.settimeout(ANSWER_TIMEOUT_S)
     opened = adopt_volume(*[os.dup(fd) for fd in volume.fds], volume_uuid=UUID, slab_bytes=volume.slab_bytes, data_offset=volume.data_offset, thread_count=4)
-    lane = Lane(1, theirs, Memories(), opened, thread_count=4, staging_slot_bytes=8 * MIB)
+    lane = Lane(1, theirs, Memories(HostDevice()), opened, thread_count=4, staging_slot_bytes=8 * MIB)
     lane.open()
     peer = Peer(ours)
     outcome = peer.run(Operation.READ_ONLY, make_records(range(16), 20000, nonce=np.void(NONCE)), SLOT_BYTES)
