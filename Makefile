@@ -70,9 +70,10 @@ distclean: clean
 	@rm -rf $(VENV) *.egg-info
 
 # One stamp a set of extras. It is older than pyproject.toml or constraints.txt when a dependency changed.
-$(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/pip
+$(VENV)/.installed-%: pyproject.toml constraints.txt tests/standin/requirements.txt | $(BIN)/pip
 	@echo "installing offloadd$(EXTRAS_$*) into $(VENV): $(TAKES_$*)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.$(EXTRAS_$*)'
+	@test $* != test || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/standin/requirements.txt
 	@touch $@
 
 # Debian and Ubuntu split ensurepip off into a package of its own. Without it a pip of the system can fill the environment.
