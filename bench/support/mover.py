@@ -42,7 +42,7 @@ MOVER_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x4
 JOB_BYTES = 32 * MIB
 JOBS_IN_FLIGHT = 2
 #: A volume's lane as the daemon makes it by default.
-THREADS = 6
+THREADS = 8
 #: The arena's lane as the daemon makes it on this machine.
 ARENA_THREADS = default_lane_threads()
 STAGING_SLOT_BYTES = 8 * MIB

@@ -190,7 +190,7 @@ class VolumeConfig(_Section):
 
     path: AbsolutePath = Field(description="The file or block device.")
     io_threads: int = Field(
-        default=6, ge=1, le=64, description="Threads that read and write it, half of them in long I/Os at a time; each has a staging slot in every mover."
+        default=8, ge=1, le=64, description="Threads that read and write it, half of them in long I/Os at a time; each has a staging slot in every mover."
     )
     open_slabs: int = Field(default=8, ge=1, le=4096, description="Slabs open for writing at a time: what is scanned after a crash.")
     prewrite: bool = Field(default=True, description="Write each slab once before its first use: an unwritten extent reads as zeros after a power cut.")
