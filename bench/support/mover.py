@@ -154,11 +154,12 @@ class MoverProcess:
         ours, theirs = socket_pair()
         ours.settimeout(ANSWER_TIMEOUT_S)
         fds = [theirs.fileno()]
-        message = AddLane(lane=number, thread_count=ARENA_THREADS, staging_slot_bytes=STAGING_SLOT_BYTES)
+        message = AddLane(lane=number, path="ddr", thread_count=ARENA_THREADS, staging_slot_bytes=STAGING_SLOT_BYTES)
         if file is not None and geometry is not None:
             fds += [file.data_fd, file.synced_fd]
             message = AddLane(
                 lane=number,
+                path="host",
                 thread_count=THREADS,
                 staging_slot_bytes=STAGING_SLOT_BYTES,
                 volume_uuid=geometry.volume_uuid,

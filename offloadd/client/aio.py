@@ -13,6 +13,7 @@ import grpc.aio
 
 from offloadd.client import calls, convert
 from offloadd.client.attach import AttachLink
+from offloadd.client.cuda.memory import DeviceMemory
 from offloadd.client.memory import HostMemory
 from offloadd.client.values import Blocks, Capabilities, EvictResult, LookupResult, PrefetchResult, Region, RestorePart, RestoreResult, ShardName
 from offloadd.errors import LimitExceeded, OffloaddError, Unavailable
@@ -96,13 +97,15 @@ class AsyncClient:
         *,
         block_count: int,
         planes: Sequence[Plane],
-        memories: Sequence[HostMemory],
+        memories: Sequence[HostMemory | DeviceMemory],
         namespace: Namespace,
         cache_group: int = 0,
-        device: str = "host",
     ) -> Region:
-        """Register memory in which `block_count` blocks lie. Raises InvalidRequest, LimitExceeded, PathUnavailable (no such device), Unavailable."""
-        region = Region(device, cache_group, block_count, tuple(planes), tuple(memories), namespace)
+        """Register memory in which `block_count` blocks lie, all of it on one device.
+
+        Raises InvalidRequest, LimitExceeded, PathUnavailable (the daemon does not serve the device), Unavailable.
+        """
+        region = Region(convert.device_of(memories), cache_group, block_count, tuple(planes), tuple(memories), namespace)
         async with self._region_lock:
             # In the list before the call: a reconnect in between registers it with the others, and `registered` keeps it from being done twice.
             self._regions.append(region)
@@ -135,8 +138,12 @@ class AsyncClient:
         priority: Priority = Priority.DEFAULT,
         deadline_s: float | None = None,
         request_id: str = "",
+        source_ready: bytes = b"",
     ) -> EvictResult:
-        """Copy blocks out of the region. When it returns the sources may be reused, save those QUARANTINED; with ack DURABLE they are on a volume."""
+        """Copy blocks out of the region. When it returns the sources may be reused, save those QUARANTINED; with ack DURABLE they are on a volume.
+
+        `source_ready`, for a region on a GPU: handle of an event (`offloadd.client.cuda`), recorded before, that the copies wait for.
+        """
 
         async def work(link: _Link) -> EvictResult:
             request = convert.evict_request(
@@ -150,6 +157,7 @@ class AsyncClient:
                 priority=priority,
                 deadline_s=deadline_s,
                 request_id=request_id,
+                source_ready=source_ready,
             )
             return convert.evict_result(await self._unary(link, link.stub.Evict, request, deadline_s), convert.block_count(blocks))
 
@@ -165,9 +173,18 @@ class AsyncClient:
         priority: Priority = Priority.DEFAULT,
         deadline_s: float | None = None,
         request_id: str = "",
+        destination_free: bytes = b"",
     ) -> RestoreResult:
         """Copy blocks into the region. Only destinations with RESTORED hold what was asked for. With `consume` the instance's keeps of them end."""
-        options = {"path": path, "require_path": require_path, "consume": consume, "priority": priority, "deadline_s": deadline_s, "request_id": request_id}
+        options: dict[str, Any] = {
+            "path": path,
+            "require_path": require_path,
+            "consume": consume,
+            "priority": priority,
+            "deadline_s": deadline_s,
+            "request_id": request_id,
+            "destination_free": destination_free,
+        }
 
         async def work(link: _Link) -> RestoreResult:
             return convert.restore_result([part async for part in self._restore_parts(link, blocks, options)])
@@ -184,12 +201,21 @@ class AsyncClient:
         priority: Priority = Priority.DEFAULT,
         deadline_s: float | None = None,
         request_id: str = "",
+        destination_free: bytes = b"",
     ) -> AsyncGenerator[RestorePart, None]:
         """As `restore`, but blocks come as soon as they are there, in order. Sent at the first `anext`; closing the iterator early cancels the rest.
 
         Repeated after a restart of the daemon only if nothing was yielded yet.
         """
-        options = {"path": path, "require_path": require_path, "consume": consume, "priority": priority, "deadline_s": deadline_s, "request_id": request_id}
+        options: dict[str, Any] = {
+            "path": path,
+            "require_path": require_path,
+            "consume": consume,
+            "priority": priority,
+            "deadline_s": deadline_s,
+            "request_id": request_id,
+            "destination_free": destination_free,
+        }
         link, begun = await self._live(), False
         try:
             async with aclosing(self._attempt_parts(link, blocks, options)) as parts:
@@ -302,9 +328,9 @@ class AsyncClient:
         if region in link.registered:
             return
         for memory in region.memories:
-            if memory not in link.memory_ids:
+            if isinstance(memory, HostMemory) and memory not in link.memory_ids:
                 link.memory_ids[memory] = await asyncio.to_thread(link.attach.attach_memory, memory.fd, memory.memory_bytes)
-        request = convert.register_request(region, [link.memory_ids[memory] for memory in region.memories])
+        request = convert.register_request(region, link.memory_ids)
         convert.take_registered(region, await self._unary(link, link.stub.RegisterRegion, request))
         link.registered.add(region)
 
@@ -313,7 +339,7 @@ class AsyncClient:
             await self._unary(link, link.stub.UnregisterRegion, pb.UnregisterRegionRequest(region_id=region.region_id))
             link.registered.discard(region)
         for memory in region.memories:
-            if memory in link.memory_ids and not any(memory in other.memories for other in self._regions):
+            if isinstance(memory, HostMemory) and memory in link.memory_ids and not any(memory in other.memories for other in self._regions):
                 await asyncio.to_thread(link.attach.detach_memory, link.memory_ids.pop(memory))
 
     async def _call(self, work: Callable[[_Link], Awaitable[T]]) -> T:

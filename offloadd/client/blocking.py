@@ -14,6 +14,7 @@ import grpc
 
 from offloadd.client import calls, convert
 from offloadd.client.attach import AttachLink
+from offloadd.client.cuda.memory import DeviceMemory
 from offloadd.client.memory import HostMemory
 from offloadd.client.values import Blocks, Capabilities, EvictResult, LookupResult, PrefetchResult, Region, RestorePart, RestoreResult, ShardName
 from offloadd.errors import LimitExceeded, OffloaddError, Unavailable
@@ -105,13 +106,15 @@ class Client:
         *,
         block_count: int,
         planes: Sequence[Plane],
-        memories: Sequence[HostMemory],
+        memories: Sequence[HostMemory | DeviceMemory],
         namespace: Namespace,
         cache_group: int = 0,
-        device: str = "host",
     ) -> Region:
-        """Register memory in which `block_count` blocks lie. Raises InvalidRequest, LimitExceeded, PathUnavailable (no such device), Unavailable."""
-        region = Region(device, cache_group, block_count, tuple(planes), tuple(memories), namespace)
+        """Register memory in which `block_count` blocks lie, all of it on one device.
+
+        Raises InvalidRequest, LimitExceeded, PathUnavailable (the daemon does not serve the device), Unavailable.
+        """
+        region = Region(convert.device_of(memories), cache_group, block_count, tuple(planes), tuple(memories), namespace)
         with self._region_lock:
             # In the list before the call: a reconnect in between registers it with the others, and `registered` keeps it from being done twice.
             self._regions.append(region)
@@ -144,8 +147,12 @@ class Client:
         priority: Priority = Priority.DEFAULT,
         deadline_s: float | None = None,
         request_id: str = "",
+        source_ready: bytes = b"",
     ) -> EvictResult:
-        """Copy blocks out of the region. When it returns the sources may be reused, save those QUARANTINED; with ack DURABLE they are on a volume."""
+        """Copy blocks out of the region. When it returns the sources may be reused, save those QUARANTINED; with ack DURABLE they are on a volume.
+
+        `source_ready`, for a region on a GPU: handle of an event (`offloadd.client.cuda`), recorded before, that the copies wait for.
+        """
 
         def work(link: _Link) -> EvictResult:
             request = convert.evict_request(
@@ -159,6 +166,7 @@ class Client:
                 priority=priority,
                 deadline_s=deadline_s,
                 request_id=request_id,
+                source_ready=source_ready,
             )
             return convert.evict_result(self._unary(link, link.stub.Evict, request, deadline_s), convert.block_count(blocks))
 
@@ -174,9 +182,18 @@ class Client:
         priority: Priority = Priority.DEFAULT,
         deadline_s: float | None = None,
         request_id: str = "",
+        destination_free: bytes = b"",
     ) -> RestoreResult:
         """Copy blocks into the region. Only destinations with RESTORED hold what was asked for. With `consume` the instance's keeps of them end."""
-        options = {"path": path, "require_path": require_path, "consume": consume, "priority": priority, "deadline_s": deadline_s, "request_id": request_id}
+        options: dict[str, Any] = {
+            "path": path,
+            "require_path": require_path,
+            "consume": consume,
+            "priority": priority,
+            "deadline_s": deadline_s,
+            "request_id": request_id,
+            "destination_free": destination_free,
+        }
         return self._call(lambda link: convert.restore_result(self._restore_parts(link, blocks, options)))
 
     def restore_stream(
@@ -189,12 +206,21 @@ class Client:
         priority: Priority = Priority.DEFAULT,
         deadline_s: float | None = None,
         request_id: str = "",
+        destination_free: bytes = b"",
     ) -> Generator[RestorePart, None, None]:
         """As `restore`, but blocks come as soon as they are there, in order. Sent at the first `next`; closing the iterator early cancels the rest.
 
         Repeated after a restart of the daemon only if nothing was yielded yet.
         """
-        options = {"path": path, "require_path": require_path, "consume": consume, "priority": priority, "deadline_s": deadline_s, "request_id": request_id}
+        options: dict[str, Any] = {
+            "path": path,
+            "require_path": require_path,
+            "consume": consume,
+            "priority": priority,
+            "deadline_s": deadline_s,
+            "request_id": request_id,
+            "destination_free": destination_free,
+        }
         link, begun = self._live(), False
         try:
             with closing(self._attempt_parts(link, blocks, options)) as parts:
@@ -282,9 +308,9 @@ class Client:
         if region in link.registered:
             return
         for memory in region.memories:
-            if memory not in link.memory_ids:
+            if isinstance(memory, HostMemory) and memory not in link.memory_ids:
                 link.memory_ids[memory] = link.attach.attach_memory(memory.fd, memory.memory_bytes)
-        request = convert.register_request(region, [link.memory_ids[memory] for memory in region.memories])
+        request = convert.register_request(region, link.memory_ids)
         convert.take_registered(region, self._unary(link, link.stub.RegisterRegion, request))
         link.registered.add(region)
 
@@ -293,7 +319,7 @@ class Client:
             self._unary(link, link.stub.UnregisterRegion, pb.UnregisterRegionRequest(region_id=region.region_id))
             link.registered.discard(region)
         for memory in region.memories:
-            if memory in link.memory_ids and not any(memory in other.memories for other in self._regions):
+            if isinstance(memory, HostMemory) and memory in link.memory_ids and not any(memory in other.memories for other in self._regions):
                 link.attach.detach_memory(link.memory_ids.pop(memory))
 
     def _call(self, work: Callable[[_Link], T]) -> T:

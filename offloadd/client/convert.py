@@ -4,13 +4,15 @@ Answers are checked: a daemon that answers fewer blocks than were asked for, or 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from typing import TypeVar, cast
 
 from google.protobuf.duration_pb2 import Duration
 
+from offloadd.client.cuda.memory import DeviceMemory
+from offloadd.client.memory import HostMemory
 from offloadd.client.values import (
     Blocks,
     Capabilities,
@@ -114,13 +116,34 @@ def namespace(value: Namespace) -> pb.Namespace:
     )
 
 
-def register_request(region: Region, memory_ids: Sequence[bytes]) -> pb.RegisterRegionRequest:
-    """`memory_ids` as the attach socket answered them, in the order of `region.memories`."""
+def device_of(memories: Sequence[HostMemory | DeviceMemory]) -> str:
+    """The device that memories lie on. Raises InvalidRequest for none, and for memories of several devices."""
+    devices = sorted({memory.device_uuid if isinstance(memory, DeviceMemory) else "host" for memory in memories})
+    if len(devices) != 1:
+        raise InvalidRequest(f"the memories of a region lie on {len(devices)} devices ({', '.join(devices) or 'none'}); they must lie on one")
+    return devices[0]
+
+
+def _memory(memory: HostMemory | DeviceMemory, memory_ids: Mapping[HostMemory, bytes]) -> pb.Memory:
+    if isinstance(memory, HostMemory):
+        return pb.Memory(attached_id=memory_ids[memory])
+    if memory.closed:
+        raise InvalidRequest("the device memory is closed: what it named may be freed and reused")
+    if not memory.ipc_handle:
+        raise InvalidRequest(
+            f"the memory lies in {len(memory.chunks)} chunks of virtual memory management, which this version can't hand over; "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False makes PyTorch use cudaMalloc"
+        )
+    return pb.Memory(cuda_ipc=pb.CudaIpcHandle(handle=memory.ipc_handle, offset_bytes=memory.offset_bytes, memory_bytes=memory.memory_bytes))
+
+
+def register_request(region: Region, memory_ids: Mapping[HostMemory, bytes]) -> pb.RegisterRegionRequest:
+    """`memory_ids` as the attach socket answered them, of the host memories of the region."""
     return pb.RegisterRegionRequest(
         device=region.device,
         cache_group=region.cache_group,
         block_count=region.block_count,
-        memories=[pb.Memory(attached_id=memory_id) for memory_id in memory_ids],
+        memories=[_memory(memory, memory_ids) for memory in region.memories],
         planes=[
             pb.Plane(memory=plane.memory, offset_bytes=plane.offset_bytes, block_stride_bytes=plane.block_stride_bytes, block_bytes=plane.block_bytes)
             for plane in region.planes
@@ -147,6 +170,7 @@ def evict_request(
     priority: Priority = Priority.DEFAULT,
     deadline_s: float | None = None,
     request_id: str = "",
+    source_ready: bytes = b"",
 ) -> pb.EvictRequest:
     """An evict with region ids as they are now."""
     return pb.EvictRequest(
@@ -160,6 +184,7 @@ def evict_request(
         priority=cast(pb.Priority, priority),
         deadline=duration(deadline_s),
         request_id=request_id,
+        source_ready=pb.DeviceEvent(handle=source_ready) if source_ready else None,
     )
 
 
@@ -172,6 +197,7 @@ def restore_request(
     priority: Priority = Priority.DEFAULT,
     deadline_s: float | None = None,
     request_id: str = "",
+    destination_free: bytes = b"",
 ) -> pb.RestoreRequest:
     """A restore with region ids as they are now."""
     return pb.RestoreRequest(
@@ -182,6 +208,7 @@ def restore_request(
         priority=cast(pb.Priority, priority),
         deadline=duration(deadline_s),
         request_id=request_id,
+        destination_free=pb.DeviceEvent(handle=destination_free) if destination_free else None,
     )
 
 

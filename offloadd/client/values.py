@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from offloadd.client.cuda.memory import DeviceMemory
 from offloadd.client.memory import HostMemory
 from offloadd.model.enums import EvictStatus, Path, Reason, RestoreStatus, Tier
 from offloadd.model.namespace import Namespace
@@ -17,7 +18,7 @@ class Region:
     cache_group: int
     block_count: int
     planes: tuple[Plane, ...]
-    memories: tuple[HostMemory, ...]
+    memories: tuple[HostMemory | DeviceMemory, ...]
     namespace: Namespace
     #: Opaque, of the present session; empty once the region was unregistered.
     region_id: bytes = field(default=b"", repr=False)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from offloadd.config.gpus import gpus_present
 from offloadd.config.sizes import default_arena_bytes, default_index_bytes, default_lane_threads, parse_size, physical_memory_bytes
 from offloadd.model.runtime import ADMIN_SOCKET, ATTACH_SOCKET, GRPC_SOCKET, runtime_dir_default
 from offloadd.units import GIB, KIB, MIB, SECTOR_BYTES
@@ -185,6 +186,27 @@ class MoverConfig(_Section):
         return self
 
 
+def _a_list(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+GpuName = Annotated[str, Field(pattern=r"^(cuda:[0-9]{1,3}|(GPU|MIG)-[0-9a-fA-F-]{1,64})$")]
+
+
+class GpuConfig(_Section):
+    """The GPUs whose engines are served, each by a mover of its own. Needs one of the extras cuda12 and cuda13."""
+
+    devices: Annotated[tuple[GpuName, ...], BeforeValidator(_a_list)] = Field(
+        default_factory=gpus_present, max_length=64, description='GPUs by UUID or as "cuda:N". Default: those that the driver shows.'
+    )
+
+    @model_validator(mode="after")
+    def _devices_differ(self) -> Self:
+        if len(set(self.devices)) != len(self.devices):
+            raise _wrong(f"devices is {list(self.devices)}; each GPU may stand there once")
+        return self
+
+
 class VolumeConfig(_Section):
     """One volume: a file or a block device that `offloadd volume format` has formatted."""
 
@@ -196,10 +218,6 @@ class VolumeConfig(_Section):
     prewrite: bool = Field(default=True, description="Write each slab once before its first use: an unwritten extent reads as zeros after a power cut.")
 
 
-def _a_list(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 class Config(_Section):
     """The whole file."""
 
@@ -207,6 +225,7 @@ class Config(_Section):
     limits: LimitsConfig = Field(default_factory=LimitsConfig, description="What clients may use.")
     arena: ArenaConfig = Field(default_factory=ArenaConfig, description="The tier in host memory.")
     mover: MoverConfig = Field(default_factory=MoverConfig, description="The processes that move bytes.")
+    gpu: GpuConfig = Field(default_factory=GpuConfig, description="The GPUs whose engines are served.")
     volume: Annotated[tuple[VolumeConfig, ...], BeforeValidator(_a_list)] = Field(
         default=(), max_length=64, description="The volumes, in the order of their use."
     )

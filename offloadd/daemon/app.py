@@ -47,6 +47,7 @@ def settings_of(config: Config) -> OffloadSettings:
             VolumeOptions(path=str(volume.path), io_threads=volume.io_threads, open_slabs=volume.open_slabs, prewrite=volume.prewrite)
             for volume in config.volume
         ),
+        gpus=config.gpu.devices,
         lane_threads=mover.lane_threads,
         staging_slot_bytes=mover.staging_slot_bytes,
         verify_target=mover.verify_target,

@@ -34,6 +34,8 @@ class EvictOptions:
     keep_until_s: float | None = None
     priority: Priority = Priority.INTERACTIVE
     request_id: str = ""
+    #: cudaIpcEventHandle of the event that the gather waits for; empty for none.
+    source_ready: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class RestoreOptions:
     consume: bool = False
     priority: Priority = Priority.INTERACTIVE
     request_id: str = ""
+    #: cudaIpcEventHandle of the event that the scatter waits for; empty for none.
+    destination_free: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

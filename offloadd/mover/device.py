@@ -1,16 +1,17 @@
 """What a mover needs of the device that its regions lie in, and the host's answer to it."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import numpy.typing as npt
 
 from offloadd.errors import InvalidRequest
-from offloadd.memory.mapping import MADV_HUGEPAGE, Mapping, map_memories, map_private
+from offloadd.memory.mapping import MADV_HUGEPAGE, Bytes, Mapping, map_memories, map_private
 from offloadd.memory.memfd import validate_sealed
 from offloadd.memory.planes import plane_views
 from offloadd.model.region import Layout, validate_layout
 from offloadd.mover.arena import Arena
+from offloadd.mover.messages import IpcPiece
 from offloadd.transfer.gather import Payloads, Views, block_crc, gather, payload_bytes, scatter
 
 Indices = npt.NDArray[Any]
@@ -32,8 +33,22 @@ class MappedRegion(Protocol):
     def block_crc(self, block_index: int, first: int, last: int | None) -> int:
         """CRC32C of payload bytes `first` to `last` (None: all) of one block, as they are in engine memory."""
 
+    def has_come(self, after_event: bytes) -> bool:
+        """Whether the engine's event behind this handle has come. Raises ValueError, InvalidRequest or OSError if it can't be told."""
+
     def close(self) -> None:
         """Unmap."""
+
+
+class Bench(Protocol):
+    """What one thread of a lane works with."""
+
+    @property
+    def bytes(self) -> Bytes:
+        """Memory of the host that slots are staged in, as uint8."""
+
+    def close(self) -> None:
+        """Give it back. No copy may use it any more."""
 
 
 class MoverDevice(Protocol):
@@ -43,17 +58,40 @@ class MoverDevice(Protocol):
     def paths(self) -> tuple[str, ...]:
         """Path names, for `Hello`."""
 
-    def map_region(self, layout: Layout, memory_bytes: tuple[int, ...], fds: Sequence[int]) -> MappedRegion:
-        """Map memories handed over by descriptor, which stay the caller's to close. Raises InvalidRequest, OSError or ValueError; nothing is mapped then."""
+    @property
+    def uuid(self) -> str:
+        """Of a GPU, as nvidia-smi prints it; empty for the host."""
 
-    def staging(self, size_bytes: int) -> Mapping:
-        """Memory that slots are staged in. Raises OSError."""
+    def map_region(self, layout: Layout, memory_bytes: tuple[int, ...], fds: Sequence[int], pieces: Sequence[IpcPiece]) -> MappedRegion:
+        """Map memories, handed over by descriptor (which stay the caller's to close) or by CUDA IPC handle.
+
+        Raises InvalidRequest, OSError or ValueError; nothing is mapped then.
+        """
+
+    def benches(self, path: str, count: int, size_bytes: int) -> Sequence[Bench]:
+        """For the threads of a lane that goes this way, with staging slots of `size_bytes`. Raises OSError; nothing is held then."""
 
     def adopt_arena(self, arena: Arena) -> None:
         """The arena was mapped: prepare it for this device's copies, in the background if that takes long."""
 
     def enter_thread(self) -> None:
         """The calling thread will copy."""
+
+
+Made = TypeVar("Made", bound=Bench)
+
+
+def make_all(count: int, make: Callable[[], Made]) -> list[Made]:
+    """So many benches, or none and the error."""
+    made: list[Made] = []
+    try:
+        for _ in range(count):
+            made.append(make())
+    except BaseException:
+        for bench in made:
+            bench.close()
+        raise
+    return made
 
 
 class HostRegion:
@@ -76,6 +114,10 @@ class HostRegion:
         """See `MappedRegion`."""
         return block_crc(self._views, block_index, first, last)
 
+    def has_come(self, after_event: bytes) -> bool:
+        """See `MappedRegion`. Never: the front refuses events for host memory."""
+        raise ValueError("a CUDA event was named; the region is in host memory")
+
     def close(self) -> None:
         """See `MappedRegion`."""
         self._mapping.close()
@@ -84,12 +126,13 @@ class HostRegion:
 class HostDevice:
     """Host memory: nothing has to be prepared."""
 
-    paths = ("host", "ddr")
+    paths: tuple[str, ...] = ("host", "ddr")
+    uuid = ""
 
-    def map_region(self, layout: Layout, memory_bytes: tuple[int, ...], fds: Sequence[int]) -> HostRegion:
+    def map_region(self, layout: Layout, memory_bytes: tuple[int, ...], fds: Sequence[int], pieces: Sequence[IpcPiece]) -> HostRegion:
         """See `MoverDevice`. The memfds must be sealed against shrinking."""
-        if len(fds) != len(memory_bytes):
-            raise InvalidRequest(f"the region names {len(memory_bytes)} memories; {len(fds)} descriptors came")
+        if pieces or len(fds) != len(memory_bytes):
+            raise InvalidRequest(f"the region names {len(memory_bytes)} memories of the host; {len(fds)} descriptors and {len(pieces)} CUDA handles came")
         for fd, announced_bytes in zip(fds, memory_bytes, strict=True):
             validate_sealed(fd, announced_bytes)
         # What is mapped is what was announced, and never more than the file has: fstat has just said so, and the seals keep it true.
@@ -102,12 +145,25 @@ class HostDevice:
             mapping.close()
             raise
 
-    def staging(self, size_bytes: int) -> Mapping:
+    def benches(self, path: str, count: int, size_bytes: int) -> Sequence[Mapping]:
         """See `MoverDevice`."""
-        return map_private(size_bytes)
+        return make_all(count, lambda: map_private(size_bytes))
 
     def adopt_arena(self, arena: Arena) -> None:
         """See `MoverDevice`."""
 
     def enter_thread(self) -> None:
         """See `MoverDevice`."""
+
+
+class AbsentDevice(HostDevice):
+    """A GPU that can't be used: its mover stands, says why, and refuses every region."""
+
+    paths: tuple[str, ...] = ()
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def map_region(self, layout: Layout, memory_bytes: tuple[int, ...], fds: Sequence[int], pieces: Sequence[IpcPiece]) -> HostRegion:
+        """See `MoverDevice`."""
+        raise InvalidRequest(self._why)

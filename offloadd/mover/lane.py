@@ -9,11 +9,12 @@ import sys
 import threading
 import traceback
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
 from offloadd.ipc.channel import Channel
-from offloadd.memory.mapping import Mapping
+from offloadd.mover.device import Bench
 from offloadd.mover.messages import Job, LaneAnswer
 from offloadd.mover.slices import Slice, cut
 from offloadd.mover.time_slices import take_short_turns
@@ -26,18 +27,21 @@ from offloadd.tiers.format import LONG_SLOT_BYTES
 class Lane:
     """`open` makes the staging slots and starts the threads; they end when the socket closes or `stop` is called, and the last one closes everything."""
 
-    def __init__(self, number: int, sock: socket.socket, memories: Memories, volume: Volume | None, *, thread_count: int, staging_slot_bytes: int) -> None:
+    def __init__(
+        self, number: int, sock: socket.socket, memories: Memories, volume: Volume | None, *, path: str, thread_count: int, staging_slot_bytes: int
+    ) -> None:
         if thread_count < 1:
             raise ValueError(f"lane {number} has thread_count {thread_count}; at least 1 is needed")
         if volume is not None and staging_slot_bytes < LONG_SLOT_BYTES:
             raise ValueError(f"lane {number} has staging_slot_bytes {staging_slot_bytes}; at least LONG_SLOT_BYTES {LONG_SLOT_BYTES} is needed")
         self._number = number
+        self._path = path
         self._channel: Channel[Job] = Channel(sock, Job)
         self._memories = memories
         self._volume = volume
         self._thread_count = thread_count
         self._staging_slot_bytes = staging_slot_bytes
-        self._staging: list[Mapping] = []
+        self._benches: Sequence[Bench] = ()
         self._threads: list[threading.Thread] = []
         self._changed = threading.Condition()
         #: Slices that no thread has begun.
@@ -48,13 +52,15 @@ class Lane:
         self._alive = thread_count
 
     def open(self) -> None:
-        """Make a staging slot for each thread of a volume's lane, and start the threads."""
-        if self._volume is not None:
-            self._staging = [self._memories.device.staging(self._staging_slot_bytes) for _ in range(self._thread_count)]
-        else:
-            self._staging = [self._memories.device.staging(1) for _ in range(self._thread_count)]
-        for index in range(self._thread_count):
-            tools = Tools(memories=self._memories, staging=self._staging[index].bytes, volume=self._volume, send=self._send)
+        """Make a staging slot for each thread of a volume's lane, and start the threads. Raises OSError; the lane is closed then."""
+        try:
+            size_bytes = self._staging_slot_bytes if self._volume is not None else 1
+            self._benches = self._memories.device.benches(self._path, self._thread_count, size_bytes)
+        except OSError:
+            self._close()
+            raise
+        for index, bench in enumerate(self._benches):
+            tools = Tools(memories=self._memories, staging=bench.bytes, volume=self._volume, send=self._send)
             # Daemon threads: a thread that a lost volume holds in the kernel must not keep the process from ending.
             thread = threading.Thread(target=self._work, args=(tools,), name=f"lane-{self._number}-{index}", daemon=True)
             self._threads.append(thread)
@@ -139,8 +145,11 @@ class Lane:
             self._alive -= 1
             last = self._alive == 0
         if last:
-            self._channel.close()
-            if self._volume is not None:
-                self._volume.close()
-            for mapping in self._staging:
-                mapping.close()
+            self._close()
+
+    def _close(self) -> None:
+        self._channel.close()
+        if self._volume is not None:
+            self._volume.close()
+        for bench in self._benches:
+            bench.close()

@@ -1,7 +1,7 @@
-"""The mover process for host memory: it moves bytes between engines' memory, the arena and volumes, and decides nothing.
+"""The mover process of one device: it moves bytes between engines' memory, the arena and volumes, and decides nothing.
 
 Started by the front with one inherited control socket. The main thread handles control messages; each lane's threads read the lane's own socket. It opens no
-file, imports neither gRPC nor CUDA, and ends with its front.
+file, imports no gRPC, and CUDA only for a GPU, and ends with its front.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from offloadd.memory.memfd import validate_sealed
 from offloadd.model.region import Layout, Plane
 from offloadd.mover.arena import map_arena
 from offloadd.mover.control_queue import ControlQueue
-from offloadd.mover.device import HostDevice, MoverDevice
+from offloadd.mover.device import AbsentDevice, HostDevice, MoverDevice
 from offloadd.mover.lane import Lane
 from offloadd.mover.messages import (
     AddLane,
@@ -30,6 +30,7 @@ from offloadd.mover.messages import (
     ForgetMove,
     Hello,
     LaneReady,
+    LaneRefused,
     MapArena,
     Mapped,
     MapRegion,
@@ -47,15 +48,17 @@ _PR_SET_PDEATHSIG = 1
 class Mover:
     """Handles control messages, one at a time, on the main thread."""
 
-    def __init__(self, channel: Channel[Control], device: MoverDevice) -> None:
+    def __init__(self, channel: Channel[Control], device: MoverDevice, note: str = "") -> None:
         self._channel = channel
+        self._note = note
         self._queue = ControlQueue(channel.sock)
         self._memories = Memories(device, self._queue.settle)
         self._lanes: list[Lane] = []
 
     def serve(self) -> bool:
         """Handle messages until the front says Shutdown (True) or is gone (False)."""
-        self._answer(Hello(pid=os.getpid(), paths=self._memories.device.paths))
+        device = self._memories.device
+        self._answer(Hello(pid=os.getpid(), paths=device.paths, uuid=device.uuid, note=self._note))
         while True:
             self._queue.wait()
             received = self._channel.receive()
@@ -83,8 +86,7 @@ class Mover:
             case MapArena():
                 self._answer(self._map_arena(message, fds))
             case AddLane():
-                self._add_lane(message, fds)
-                self._answer(LaneReady(lane=message.lane))
+                self._answer(self._add_lane(message, fds))
             case FenceMove():
                 self._memories.engine.fence(message.move)
                 self._answer(Fenced(move=message.move))
@@ -95,7 +97,7 @@ class Mover:
         planes = tuple(Plane(spec.memory, spec.offset_bytes, spec.block_stride_bytes, spec.block_bytes) for spec in message.planes)
         region = None
         try:
-            region = self._memories.device.map_region(Layout(message.block_count, planes), message.memory_bytes, fds)
+            region = self._memories.device.map_region(Layout(message.block_count, planes), message.memory_bytes, fds, message.pieces)
             self._memories.engine.add(message.region, region)
         except (InvalidRequest, OSError, ValueError) as error:
             if region is not None:
@@ -119,7 +121,7 @@ class Mover:
             _close(fds)
         return Mapped(region=0)
 
-    def _add_lane(self, message: AddLane, fds: Sequence[int]) -> None:
+    def _add_lane(self, message: AddLane, fds: Sequence[int]) -> LaneReady | LaneRefused:
         expected = 3 if message.volume_uuid else 1
         if len(fds) != expected:
             raise ValueError(f"lane {message.lane} needs {expected} descriptors; {len(fds)} came")
@@ -138,11 +140,16 @@ class Mover:
             socket.socket(fileno=fds[0]),
             self._memories,
             volume,
+            path=message.path,
             thread_count=message.thread_count,
             staging_slot_bytes=message.staging_slot_bytes,
         )
-        lane.open()
+        try:
+            lane.open()
+        except OSError as error:
+            return LaneRefused(lane=message.lane, why=str(error))
         self._lanes.append(lane)
+        return LaneReady(lane=message.lane)
 
     def _finish(self) -> None:
         for lane in self._lanes:
@@ -164,17 +171,32 @@ def _die_with_parent() -> None:
         raise OSError(number, f"prctl(PR_SET_PDEATHSIG): {os.strerror(number)}")
 
 
+def _open_device(name: str) -> tuple[MoverDevice, str]:
+    """The device, and why it can't be used if it can't."""
+    if name == "host":
+        return HostDevice(), ""
+    from offloadd.cuda.driver import CudaError
+    from offloadd.mover.cuda_device import CudaDevice
+
+    try:
+        return CudaDevice(name), ""
+    except CudaError as error:
+        return AbsentDevice(str(error)), str(error)
+
+
 def main() -> None:
     """Run the mover; exits 0 after Shutdown and when the front is gone."""
     parser = argparse.ArgumentParser(prog="offloadd-mover", description="Moves blocks for the offloadd front that started it.")
     parser.add_argument("--fd", type=int, required=True, help="inherited control socket (SEQPACKET)")
+    parser.add_argument("--device", default="host", metavar="host|cuda:N|GPU-UUID", help="the device that its regions lie in")
     arguments = parser.parse_args()
     _die_with_parent()
     # Ctrl-C in a terminal reaches the whole process group; the front says when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel: Channel[Control] = Channel(socket.socket(fileno=arguments.fd), Control)
     try:
-        clean = Mover(channel, HostDevice()).serve()
+        device, note = _open_device(arguments.device)
+        clean = Mover(channel, device, note).serve()
     except (BrokenPipeError, ConnectionResetError):
         clean = False
     except Exception:

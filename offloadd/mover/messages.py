@@ -45,13 +45,24 @@ class PlaneSpec(msgspec.Struct, frozen=True, array_like=True):
     block_bytes: int
 
 
+class IpcPiece(msgspec.Struct, frozen=True, array_like=True):
+    """CUDA memory of an engine: 64 bytes of a cudaIpcMemHandle, and where in its allocation the memory begins."""
+
+    handle: bytes
+    offset_bytes: int
+
+
 class MapRegion(msgspec.Struct, frozen=True, tag=True):
-    """Map a region. Descriptors: one memfd per entry of `memory_bytes`. Answered by `Mapped` or `NotMapped`. `region` is the front's number."""
+    """Map a region. On the host: one memfd per entry of `memory_bytes` as descriptors; on a GPU: one of `pieces`. Answered by `Mapped` or `NotMapped`.
+
+    `region` is the front's number.
+    """
 
     region: int
     memory_bytes: tuple[int, ...]
     block_count: int
     planes: tuple[PlaneSpec, ...]
+    pieces: tuple[IpcPiece, ...] = ()
 
 
 class UnmapRegion(msgspec.Struct, frozen=True, tag=True):
@@ -70,10 +81,11 @@ class MapArena(msgspec.Struct, frozen=True, tag=True):
 class AddLane(msgspec.Struct, frozen=True, tag=True):
     """Start a lane's threads. Descriptors: the lane socket; for a volume also its data descriptor and its synced (O_DSYNC) descriptor.
 
-    Answered by `LaneReady`. `volume_uuid` empty: the arena's lane.
+    Answered by `LaneReady` or `LaneRefused`. `path`: the name of the way that it goes. `volume_uuid` empty: the arena's lane.
     """
 
     lane: int
+    path: str
     thread_count: int
     staging_slot_bytes: int
     volume_uuid: bytes = b""
@@ -98,10 +110,15 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """First message of a mover: its process id and what it can do (path names)."""
+    """First message of a mover: its process id and what it can do (path names; none if its device can't be used, and then `note` says why).
+
+    `uuid`: of its GPU, as nvidia-smi prints it; empty on the host.
+    """
 
     pid: int
     paths: tuple[str, ...]
+    uuid: str = ""
+    note: str = ""
 
 
 class Mapped(msgspec.Struct, frozen=True, tag=True):
@@ -129,6 +146,13 @@ class LaneReady(msgspec.Struct, frozen=True, tag=True):
     lane: int
 
 
+class LaneRefused(msgspec.Struct, frozen=True, tag=True):
+    """The device has no such way to this volume, and why. The lane's socket is closed."""
+
+    lane: int
+    why: str
+
+
 class Fenced(msgspec.Struct, frozen=True, tag=True):
     """No copy of this move runs or will run."""
 
@@ -138,7 +162,7 @@ class Fenced(msgspec.Struct, frozen=True, tag=True):
 #: Front → mover, on the control socket.
 Control = MapRegion | UnmapRegion | MapArena | AddLane | FenceMove | ForgetMove | Shutdown
 #: Mover → front, on the control socket.
-ControlAnswer = Hello | Mapped | NotMapped | Unmapped | LaneReady | Fenced
+ControlAnswer = Hello | Mapped | NotMapped | Unmapped | LaneReady | LaneRefused | Fenced
 
 
 class Job(msgspec.Struct, frozen=True, tag=True):
@@ -159,6 +183,8 @@ class Job(msgspec.Struct, frozen=True, tag=True):
     durable: bool = False
     verify: bool = True
     verify_target: int = 0
+    #: cudaIpcEventHandle of the engine's event that copies of the job wait for; empty for none.
+    after_event: bytes = b""
 
 
 class Copied(msgspec.Struct, frozen=True, tag=True):

@@ -1,5 +1,6 @@
 """What a worker thread works with, and the copies between a slice's blocks and memory of ours."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offloadd.memory.mapping import Bytes
+from offloadd.model.enums import Reason
 from offloadd.mover.arena import Arena
 from offloadd.mover.device import MappedRegion, MoverDevice
 from offloadd.mover.engine_memory import EngineMemory
@@ -51,6 +53,30 @@ class Tools:
 
 
 Regions = dict[int, MappedRegion]
+
+#: Between two looks at an engine's event.
+_PAUSE_S_MIN = 20e-6
+_PAUSE_S_MAX = 1e-3
+
+
+def wait_for_engine(tools: Tools, piece: Slice) -> bool:
+    """Wait until the engine's work before `after_event` is done; False, with the reason in the slice, at the deadline or a fence.
+
+    Asks again and again, and holds the region only while it asks: behind an engine that never comes, neither a fence nor an unmap may wait.
+    """
+    pause_s = _PAUSE_S_MIN
+    while True:
+        with tools.memories.engine.borrow(piece.job.move, piece.regions) as regions:
+            if regions is None:
+                piece.fail(Reason.CANCELLED)
+                return False
+            if all(region.has_come(piece.job.after_event) for region in regions.values()):
+                return True
+        if piece.expired():
+            piece.fail(Reason.DEADLINE)
+            return False
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _PAUSE_S_MAX)
 
 
 def gather_blocks(piece: Slice, regions: Regions, target: Payloads, first: int = 0, last: int | None = None) -> None:

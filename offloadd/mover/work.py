@@ -4,12 +4,13 @@ import sys
 import traceback
 from collections.abc import Callable
 
+from offloadd.errors import InvalidRequest
 from offloadd.model.enums import Reason
 from offloadd.mover import arena_work, long_work, spill_work, volume_work
 from offloadd.mover.messages import Operation
 from offloadd.mover.slices import Slice
 from offloadd.mover.slot_io import ShortIoError
-from offloadd.mover.tools import Tools
+from offloadd.mover.tools import Tools, wait_for_engine
 from offloadd.tiers.format import LONG_SLOT_BYTES
 
 Work = Callable[[Tools, Slice], None]
@@ -52,7 +53,7 @@ def run(tools: Tools, piece: Slice) -> None:
     except ShortIoError as error:
         _say(piece, error)
         piece.fail(Reason.SHORT_IO)
-    except OSError as error:
+    except (OSError, InvalidRequest) as error:
         _say(piece, error)
         piece.fail(Reason.IO_ERROR)
     except Exception:
@@ -67,6 +68,8 @@ def _attempt(tools: Tools, piece: Slice) -> None:
         return
     if tools.memories.engine.fenced(piece.job.move):
         piece.fail(Reason.CANCELLED)
+        return
+    if piece.job.after_event and not wait_for_engine(tools, piece):
         return
     work = _LONG_WORK.get(piece.operation) if piece.job.slot_bytes > LONG_SLOT_BYTES else None
     (work or _WORK[piece.operation])(tools, piece)

@@ -13,7 +13,7 @@ import structlog
 
 from offloadd import clock
 from offloadd.catalog.catalog import Catalog
-from offloadd.errors import DeadlineExpired, LimitExceeded
+from offloadd.errors import DeadlineExpired, LimitExceeded, PathUnavailable
 from offloadd.model.enums import Reason, Tier
 from offloadd.model.slots import BLOCK_DTYPE
 from offloadd.mover.messages import JOB_BLOCKS_MAX, Job, Operation
@@ -192,6 +192,7 @@ class Core:
         deadline_s: float = 0.0,
         durable: bool = False,
         background: bool = False,
+        after_event: bytes = b"",
     ) -> None:
         """Cut blocks (BLOCK_DTYPE, `position` set) into jobs for one lane of a device and queue them."""
         move.devices.add(device.name)
@@ -212,6 +213,7 @@ class Core:
                 durable=durable,
                 verify=self.verify,
                 verify_target=self.verify_target,
+                after_event=after_event,
             )
             lane.enqueue(move, job, JobClass.BACKGROUND if background else _JOB_CLASSES[operation])
         lane.pump()
@@ -219,6 +221,16 @@ class Core:
     def lanes(self) -> list[Lane]:
         """All lanes."""
         return [lane for device in self.devices.values() for lane in device.lanes()]
+
+    def device(self, name: str) -> Device:
+        """The device of this name or UUID. Raises `PathUnavailable`: there is none, or it can't be used."""
+        found = self.devices.get(name) or next((one for one in self.devices.values() if one.uuid and one.uuid == name), None)
+        if found is None:
+            known = ", ".join(f"{one.name} ({one.uuid})" if one.uuid else one.name for one in self.devices.values())
+            raise PathUnavailable(f"device {name!r} has no mover on this node; devices are {known}")
+        if found.note:
+            raise PathUnavailable(f"device {name!r} can't be used: {found.note}")
+        return found
 
     @property
     def host(self) -> Device:

@@ -111,6 +111,7 @@ class Evictor:
         durable = options.ack == AckLevel.DURABLE
         to_volume = False
         for device in self._core.regions.devices_of(batches):
+            device.refuse_event(options.source_ready, "source_ready")
             if durable and options.tier == Tier.ARENA:
                 allowed: tuple[Path, ...] = ()
                 what = "a durable evict to the arena"
@@ -264,7 +265,7 @@ class Evictor:
             if volume < 0:
                 lane, operation, slot_bytes = device.arena_lane, Operation.ARENA_EVICT, align_up(region.payload_bytes, SECTOR_BYTES)
             else:
-                lane, operation, slot_bytes = device.volume_lane(volume, options.path), Operation.EVICT, region.slot_bytes
+                lane, operation, slot_bytes = device.volume_lane(volume, options.path, region.slot_bytes), Operation.EVICT, region.slot_bytes
             assert lane is not None
             core.send_jobs(
                 device,
@@ -276,6 +277,7 @@ class Evictor:
                 deadline_s=options.deadline_s,
                 durable=options.ack == AckLevel.DURABLE,
                 background=options.priority == Priority.BACKGROUND,
+                after_event=options.source_ready,
             )
         return over
 
@@ -378,9 +380,13 @@ class Evictor:
 
 
 def _use(answer: Answer, part: _Part, count: int, options: EvictOptions) -> None:
-    tier, path = (Tier.ARENA, Path.DDR) if part.volume < 0 else (Tier.VOLUME, part.region.device.volume_path(options.path))
     if count == 0:
         return
+    tier, path = Tier.ARENA, Path.DDR
+    if part.volume >= 0:
+        lane = part.region.device.volume_lane(part.volume, options.path, part.region.slot_bytes)
+        assert lane is not None
+        tier, path = Tier.VOLUME, lane.path
     use = next((one for one in answer.uses if (one.tier, one.path) == (tier, path)), None)
     if use is None:
         answer.uses.append(use := PathUse(tier, path))

@@ -1,6 +1,7 @@
 """The front's end of one mover: what is mapped in it, which lanes it serves, and the fences it is asked for; told again to each fresh process."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -15,7 +16,9 @@ from offloadd.mover.messages import (
     FenceMove,
     ForgetMove,
     Hello,
+    IpcPiece,
     LaneReady,
+    LaneRefused,
     MapArena,
     Mapped,
     MapRegion,
@@ -41,6 +44,8 @@ class Mapping:
     fds: tuple[int, ...]
     memory_bytes: tuple[int, ...]
     layout: Layout
+    #: On a GPU, instead of descriptors.
+    pieces: tuple[IpcPiece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +68,18 @@ class LaneSpec:
     volume_uuid: bytes = b""
     slab_bytes: int = 0
     data_offset: int = 0
+    #: Called with what the mover says of it, each time that a mover starts: empty when it is served, else why not.
+    on_settled: Callable[[str], None] = lambda _: None
 
 
 class MoverLink:
     """One mover process, kept alive. Event-loop owned."""
 
     def __init__(self, *, device: str, module: str, environment: dict[str, str]) -> None:
+        """`device`: "host", or a GPU as the mover is to find it."""
         self.device = device
+        #: What the mover said of its device; None before it has.
+        self.hello: Hello | None = None
         self.process: WorkerProcess[ControlAnswer] = WorkerProcess(
             name=f"mover {device}",
             module=module,
@@ -78,6 +88,7 @@ class MoverLink:
             on_message=self._on_message,
             on_lost=self._on_lost,
             environment=environment,
+            arguments=("--device", device),
         )
         self._arena: ArenaMapping | None = None
         self._mappings: dict[int, Mapping] = {}
@@ -87,8 +98,8 @@ class MoverLink:
         self._fencing: dict[int, asyncio.Future[None]] = {}
         #: Moves with a fence in the present process: the only ones that it must be told to forget.
         self._fenced: set[int] = set()
-        self._ready: set[int] = set()
-        self._ready_changed = asyncio.Event()
+        self._settled: set[int] = set()
+        self._settled_changed = asyncio.Event()
 
     def start(self, arena: ArenaMapping | None) -> None:
         """Spawn the process."""
@@ -132,6 +143,7 @@ class MoverLink:
                 memory_bytes=mapping.memory_bytes,
                 block_count=mapping.layout.block_count,
                 planes=tuple(PlaneSpec(plane.memory, plane.offset_bytes, plane.block_stride_bytes, plane.block_bytes) for plane in mapping.layout.planes),
+                pieces=mapping.pieces,
             ),
             mapping.fds,
         )
@@ -149,6 +161,7 @@ class MoverLink:
         self.process.send(
             AddLane(
                 lane=spec.lane.number,
+                path=spec.lane.path.name.lower(),
                 thread_count=spec.thread_count,
                 staging_slot_bytes=spec.staging_slot_bytes,
                 volume_uuid=spec.volume_uuid,
@@ -161,10 +174,10 @@ class MoverLink:
         spec.lane.connect(ours)
 
     async def lanes_ready(self) -> None:
-        """Wait until every lane's threads stand."""
-        while not self._ready >= set(self._lanes):
-            self._ready_changed.clear()
-            await self._ready_changed.wait()
+        """Wait until every lane's threads stand, or were refused."""
+        while not self._settled >= set(self._lanes):
+            self._settled_changed.clear()
+            await self._settled_changed.wait()
 
     # -- fences ----------------------------------------------------------------------------------------------------------------------
 
@@ -200,7 +213,11 @@ class MoverLink:
     def _on_message(self, message: ControlAnswer, fds: list[int]) -> None:
         match message:
             case Hello():
-                log.info("mover is up", device=self.device, pid=message.pid, paths=list(message.paths))
+                self.hello = message
+                if message.note:
+                    log.warning("the device can't be used", device=self.device, error=message.note)
+                else:
+                    log.info("mover is up", device=self.device, uuid=message.uuid, pid=message.pid, paths=list(message.paths))
             case Mapped():
                 _resolve(self._mapping.get(message.region))
             case NotMapped():
@@ -210,14 +227,22 @@ class MoverLink:
             case Unmapped():
                 _resolve(self._unmapping.get(message.region))
             case LaneReady():
-                self._ready.add(message.lane)
-                self._ready_changed.set()
+                self._lane_settled(message.lane, "")
+            case LaneRefused():
+                self._lane_settled(message.lane, message.why)
             case Fenced():
                 _resolve(self._fencing.pop(message.move, None))
 
+    def _lane_settled(self, lane: int, why: str) -> None:
+        if why:
+            log.warning("a way is not served", device=self.device, volume=self._lanes[lane].lane.name, path=self._lanes[lane].lane.path.name.lower(), why=why)
+        self._settled.add(lane)
+        self._settled_changed.set()
+        self._lanes[lane].on_settled(why)
+
     def _on_lost(self) -> None:
         # A dead process maps and copies nothing: fences and unmaps hold; a region that was being mapped is not.
-        self._ready.clear()
+        self._settled.clear()
         for future in (*list(self._unmapping.values()), *self._fencing.values()):
             _resolve(future)
         self._fencing.clear()

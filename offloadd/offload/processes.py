@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 
 class WorkerProcess(Generic[Incoming]):
-    """`python -m module --fd N` at the other end of a channel.
+    """`python -m module --fd N [arguments]` at the other end of a channel.
 
     `on_start()` runs each time a fresh process is there to be told what it must know; `on_message` for its messages; `on_lost()` when it is gone,
     before it is started again.
@@ -38,10 +38,12 @@ class WorkerProcess(Generic[Incoming]):
         on_message: Callable[[Incoming, list[int]], None],
         on_lost: Callable[[], None],
         environment: Mapping[str, str] | None = None,
+        arguments: tuple[str, ...] = (),
     ) -> None:
         self.name = name
         self.restart_count = 0
         self._module = module
+        self._arguments = arguments
         self._incoming = incoming
         self._on_start = on_start
         self._on_message = on_message
@@ -62,7 +64,7 @@ class WorkerProcess(Generic[Incoming]):
         try:
             # A new process group: Ctrl-C in a terminal is the front's to handle, which then stops its workers in order.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", self._module, "--fd", str(theirs.fileno())],
+                [sys.executable, "-m", self._module, "--fd", str(theirs.fileno()), *self._arguments],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=self._environment,

@@ -9,13 +9,27 @@ from offloadd.errors import InvalidRequest, LimitExceeded, UnknownRegion
 from offloadd.model.namespace import KeyMaker, Namespace
 from offloadd.model.region import Layout, validate_layout
 from offloadd.model.requests import BlockBatch
+from offloadd.mover.messages import IpcPiece
 from offloadd.offload.devices import Device
 from offloadd.offload.mover_link import Mapping
 from offloadd.offload.namespaces import NamespaceEntry
-from offloadd.offload.sessions import Session, SessionTable
+from offloadd.offload.sessions import AttachedMemory, Session, SessionTable
 from offloadd.tiers.format import slot_bytes_for
 
 REGION_ID_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class CudaMemory:
+    """`memory_bytes` of an allocation on a GPU, from `offset_bytes` on, which another process may open by its cudaIpcMemHandle."""
+
+    ipc_handle: bytes
+    offset_bytes: int
+    memory_bytes: int
+
+
+#: The memories of a region: ids of attached memfds on the host, CUDA memory on a GPU.
+Memories = tuple[bytes | CudaMemory, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +65,23 @@ class Regions:
         self._by_number: dict[int, Region] = {}
         self._by_session: dict[str, dict[bytes, Region]] = {}
 
-    def check(self, session: Session, layout: Layout, memory_ids: tuple[bytes, ...]) -> None:
+    def check(self, session: Session, device: Device, layout: Layout, memories: Memories) -> None:
         """Raise unless the session may register this; the mover checks the layout again against the mapping itself."""
         count = len(self.of_session(session))
         if count >= self._regions_per_session_max:
             raise LimitExceeded(f"session {session.name} has {count} regions; regions_per_session_max is {self._regions_per_session_max}")
         sizes = []
-        for memory_id in memory_ids:
-            memory = session.memories.get(memory_id)
-            if memory is None:
-                raise InvalidRequest(f"memory {memory_id.hex()} was not attached by this session; send its descriptor over the attach socket first")
-            sizes.append(memory.memory_bytes)
+        for number, memory in enumerate(memories):
+            if isinstance(memory, CudaMemory) != device.is_gpu:
+                kind = "CUDA memory" if device.is_gpu else "an attached memfd"
+                raise InvalidRequest(f"memory {number} is not {kind}; a region on device {device.name} takes no other kind")
+            if isinstance(memory, CudaMemory):
+                sizes.append(memory.memory_bytes)
+                continue
+            attached = session.memories.get(memory)
+            if attached is None:
+                raise InvalidRequest(f"memory {memory.hex()} was not attached by this session; send its descriptor over the attach socket first")
+            sizes.append(attached.memory_bytes)
         validate_layout(layout, tuple(sizes), planes_max=self._planes_per_region_max)
         if layout.payload_bytes > self.payload_bytes_max:
             raise InvalidRequest(f"a block of this region has {layout.payload_bytes} bytes; payload_bytes_max is {self.payload_bytes_max}")
@@ -71,17 +91,21 @@ class Regions:
         session: Session,
         device: Device,
         layout: Layout,
-        memory_ids: tuple[bytes, ...],
+        memories: Memories,
         *,
         cache_group: int,
         namespace: NamespaceEntry,
         block_tokens: int,
     ) -> Region:
         """Map a region in its mover and enter it. On an error nothing changed."""
-        memories = []
+        memory_ids = tuple(memory for memory in memories if isinstance(memory, bytes))
+        on_device = [memory for memory in memories if isinstance(memory, CudaMemory)]
+        attached: list[AttachedMemory] = []
         try:
             for memory_id in memory_ids:
-                memories.append(self._sessions.use_memory(session, memory_id))
+                attached.append(self._sessions.use_memory(session, memory_id))
+            # One kind or the other; `check` has seen to that.
+            sizes = (*(memory.memory_bytes for memory in attached), *(memory.memory_bytes for memory in on_device))
             region = Region(
                 number=next(self._numbers),
                 region_id=secrets.token_bytes(REGION_ID_BYTES),
@@ -94,22 +118,23 @@ class Regions:
                 keys=KeyMaker(namespace.namespace_id, cache_group),
                 payload_bytes=layout.payload_bytes,
                 slot_bytes=slot_bytes_for(layout.payload_bytes),
-                mapped_bytes=sum(memory.memory_bytes for memory in memories),
+                mapped_bytes=sum(sizes),
                 block_tokens=block_tokens,
             )
             await device.mover.map_region(
                 Mapping(
                     region=region.number,
-                    fds=tuple(memory.fd for memory in memories),
-                    memory_bytes=tuple(memory.memory_bytes for memory in memories),
+                    fds=tuple(memory.fd for memory in attached),
+                    memory_bytes=sizes,
                     layout=layout,
+                    pieces=tuple(IpcPiece(memory.ipc_handle, memory.offset_bytes) for memory in on_device),
                 )
             )
             if session.ended:
                 await device.mover.unmap_region(region.number)
                 raise UnknownRegion(f"session {session.name} ended while its region was being mapped")
         except BaseException:
-            for memory_id in memory_ids[: len(memories)]:
+            for memory_id in memory_ids[: len(attached)]:
                 self._sessions.disuse_memory(session, memory_id)
             raise
         self._by_number[region.number] = region

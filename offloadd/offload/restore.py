@@ -76,6 +76,7 @@ class Restorer:
         for device in core.regions.devices_of(batches):
             allowed = (Path.DDR, *device.volume_paths)
             path = device.refuse_path(path, require=options.require_path, allowed=allowed, what="a restore")
+            device.refuse_event(options.destination_free, "destination_free")
         number, active = core.begin(session, options.request_id)
         try:
             count = sum(batch.indices.shape[0] for batch in batches)
@@ -180,7 +181,7 @@ class Restorer:
 
     def _leave_out_unreachable(self, sources: Sources, usable: npt.NDArray[np.bool_], region: Region) -> None:
         for volume, _ in groups(sources.volume):
-            if volume >= 0 and region.device.volume_lane(volume) is None:
+            if volume >= 0 and region.device.volume_lane(volume, slot_bytes=region.slot_bytes) is None:
                 usable &= sources.volume != volume
 
     def _send(
@@ -211,10 +212,20 @@ class Restorer:
                 lane, operation = device.arena_lane, Operation.ARENA_RESTORE
             else:
                 core.fill_sources(blocks, volume, slabs, slots, region.namespace.number)
-                slot_bytes, lane, operation = region.slot_bytes, device.volume_lane(volume, options.path), Operation.RESTORE
+                slot_bytes, lane, operation = region.slot_bytes, device.volume_lane(volume, options.path, region.slot_bytes), Operation.RESTORE
             assert lane is not None
             background = options.priority == Priority.BACKGROUND
-            core.send_jobs(device, lane, work.move, operation, blocks, slot_bytes=slot_bytes, deadline_s=options.deadline_s, background=background)
+            core.send_jobs(
+                device,
+                lane,
+                work.move,
+                operation,
+                blocks,
+                slot_bytes=slot_bytes,
+                deadline_s=options.deadline_s,
+                background=background,
+                after_event=options.destination_free,
+            )
         return stop
 
     # -- outcomes --------------------------------------------------------------------------------------------------------------------

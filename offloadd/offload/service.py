@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import functools
+import itertools
 import os
 from dataclasses import dataclass, field
 
@@ -10,7 +12,7 @@ import structlog
 from offloadd import clock
 from offloadd.catalog.catalog import Catalog
 from offloadd.catalog.warm_up import warm_up
-from offloadd.errors import InvalidRequest, OffloaddError, PathUnavailable, Unavailable, UnknownRegion
+from offloadd.errors import InvalidRequest, OffloaddError, Unavailable, UnknownRegion
 from offloadd.memory.memfd import HUGE_PAGE_BYTES, create_sealed
 from offloadd.model.enums import Path, Reason, Tier
 from offloadd.model.namespace import Namespace
@@ -23,7 +25,7 @@ from offloadd.offload.lanes import Lane
 from offloadd.offload.lookup import Lookups
 from offloadd.offload.mover_link import ArenaMapping, LaneSpec, MoverLink
 from offloadd.offload.namespaces import NamespaceEntry, Namespaces
-from offloadd.offload.regions import Region, Regions, namespace_fields
+from offloadd.offload.regions import Memories, Region, Regions, namespace_fields
 from offloadd.offload.restore import Restorer
 from offloadd.offload.sessions import Session, SessionTable
 from offloadd.offload.spill import Spiller
@@ -39,6 +41,8 @@ EXPIRY_PERIOD_S = 0.5
 DROP_BATCH = 4096
 #: A volume that does not answer within this time at start is served later, when it does: start-up does not wait for it.
 VOLUME_OPEN_WAIT_S = 2.0
+#: As long for a CUDA context: 0.2 to 2 s each where drivers are well.
+GPU_OPEN_WAIT_S = 10.0
 DRAIN_TIMEOUT_S = 60.0
 
 
@@ -64,8 +68,21 @@ class OffloadSettings:
     requests_max: int
     requests_per_session_max: int
     keep_grace_s: float
+    #: GPUs, each `cuda:N` or a UUID.
+    gpus: tuple[str, ...] = ()
     mover_module: str = "offloadd.mover.main"
     verify: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WayNote:
+    """One (device, tier, path): whether requests may take it, and why not."""
+
+    device: str
+    tier: Tier
+    path: Path
+    available: bool
+    note: str
 
 
 @dataclass(slots=True)
@@ -92,18 +109,15 @@ class Offload:
     spiller: Spiller = field(init=False)
     arena: ArenaMemory | None = None
     ready_s: float = 0.0
+    _lane_numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(ARENA_LANE + 1))
     _expiry: "asyncio.Task[None] | None" = None
     _drained: "asyncio.Task[int] | None" = None
 
     def __post_init__(self) -> None:
         settings = self.settings
         self.sessions = SessionTable(sessions_max=settings.sessions_max, memories_per_session_max=settings.memories_per_session_max, on_end=self._session_ended)
-        mover = MoverLink(
-            device="host",
-            module=settings.mover_module,
-            # glibc copies through the cache up to three quarters of the last-level cache; staging copies are better off streaming: 5.7 → 8.9 GB/s.
-            environment={"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x40000", "OMP_NUM_THREADS": "1"},
-        )
+        devices = {HOST: Device(HOST, self._mover(HOST), (Path.HOST,))}
+        devices |= {name: Device(name, self._mover(name), (Path.BOUNCE, Path.GDS)) for name in settings.gpus}
         self.core = Core(
             catalog=Catalog(capacity=settings.index_capacity, on_event=self.events.publish),
             namespaces=Namespaces(),
@@ -113,7 +127,7 @@ class Offload:
                 planes_per_region_max=settings.planes_per_region_max,
                 payload_bytes_max=settings.payload_bytes_max,
             ),
-            devices={HOST: Device(HOST, mover, (Path.HOST,))},
+            devices=devices,
             observer=self.observer,
             arena_slab_bytes=settings.arena_slab_bytes,
             requests_max=settings.requests_max,
@@ -125,6 +139,14 @@ class Offload:
         self.evictor = Evictor(self.core, self.spiller)
         self.restorer = Restorer(self.core)
         self.lookups = Lookups(self.core)
+
+    def _mover(self, device: str) -> MoverLink:
+        return MoverLink(
+            device=device,
+            module=self.settings.mover_module,
+            # glibc copies through the cache up to three quarters of the last-level cache; staging copies are better off streaming: 5.7 → 8.9 GB/s.
+            environment={"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x40000", "OMP_NUM_THREADS": "1"},
+        )
 
     # -- life ------------------------------------------------------------------------------------------------------------------------
 
@@ -156,10 +178,22 @@ class Offload:
             for volume in self.core.volumes:
                 if volume.state == "opening":
                     log.warning("volume does not answer; serving without it until it does", volume=volume.options.path, waited_s=VOLUME_OPEN_WAIT_S)
-        for device in self.core.devices.values():
-            await device.mover.lanes_ready()
+        await self.core.host.mover.lanes_ready()
+        await self._wait_for_gpus()
         self.ready_s = clock.monotonic_s()
         self._expiry = asyncio.get_running_loop().create_task(self._expire_holds())
+
+    async def _wait_for_gpus(self) -> None:
+        """A driver that does not answer costs its GPU, not the start."""
+        waiters = [asyncio.ensure_future(device.mover.lanes_ready()) for device in self.core.devices.values() if device.is_gpu]
+        if not waiters:
+            return
+        _, late = await asyncio.wait(waiters, timeout=GPU_OPEN_WAIT_S)
+        for waiter in late:
+            waiter.cancel()
+        for device in self.core.devices.values():
+            if device.mover.hello is None:
+                log.warning("GPU does not answer; serving without it until it does", device=device.name, waited_s=GPU_OPEN_WAIT_S)
 
     def _recovered_keep_until_s(self) -> float:
         return (self.ready_s or clock.monotonic_s()) + self.settings.keep_grace_s
@@ -209,7 +243,7 @@ class Offload:
         settings = self.settings
         for device in self.core.devices.values():
             for path in device.volume_paths:
-                lane = self._lane(1 + len(device.volume_lanes), volume.options.path, Tier.VOLUME, path)
+                lane = self._lane(next(self._lane_numbers), volume.options.path, Tier.VOLUME, path)
                 device.mover.add_lane(
                     LaneSpec(
                         lane=lane,
@@ -219,9 +253,12 @@ class Offload:
                         volume_uuid=opened.volume_uuid,
                         slab_bytes=opened.slab_bytes,
                         data_offset=opened.data_offset,
+                        on_settled=functools.partial(device.settled, volume.ordinal, lane),
                     )
                 )
-                device.volume_lanes[volume.ordinal, path] = lane
+                if path != Path.GDS:
+                    # Jobs wait in the lane while the mover starts. Whether there is a way past the host only the mover can tell.
+                    device.settled(volume.ordinal, lane, "")
         for entry in self.core.namespaces.entries:
             if entry.tenant and not entry.dropped:
                 await self._add_namespace(volume, entry)
@@ -278,21 +315,17 @@ class Offload:
         released = await self.lookups.release_all(session.instance.ordinal)
         log.info("engine instance ended", instance=session.instance.name, tenant=session.tenant, released=released)
 
-    async def register_region(
-        self, session: Session, *, device: str, layout: Layout, memory_ids: tuple[bytes, ...], cache_group: int, namespace: Namespace
-    ) -> Region:
+    async def register_region(self, session: Session, *, device: str, layout: Layout, memories: Memories, cache_group: int, namespace: Namespace) -> Region:
         """Map engine memory; see the protocol for what holds and which errors there are."""
-        mine = self.core.devices.get(device)
-        if mine is None:
-            raise PathUnavailable(f"device {device!r} has no mover on this node; devices are {', '.join(self.core.devices)}")
+        mine = self.core.device(device)
         if namespace.codec:
             raise InvalidRequest(f"namespace.codec is {namespace.codec!r}; this version stores blocks as they are and accepts only an empty codec")
-        self.core.regions.check(session, layout, memory_ids)
+        self.core.regions.check(session, mine, layout, memories)
         entry = self.core.namespaces.enter(namespace.id())
         entry.tenant, entry.fields, entry.dropped = namespace.tenant, namespace_fields(namespace), False
         for volume in self.core.serving_volumes():
             await self._add_namespace(volume, entry)
-        region = await self.core.regions.add(session, mine, layout, memory_ids, cache_group=cache_group, namespace=entry, block_tokens=namespace.block_tokens)
+        region = await self.core.regions.add(session, mine, layout, memories, cache_group=cache_group, namespace=entry, block_tokens=namespace.block_tokens)
         for volume in self.core.serving_volumes():
             volume.pool.prepare(region.slot_bytes)
             volume.grant_wishes()
@@ -335,18 +368,27 @@ class Offload:
             raise Unavailable("not every volume could be told of the drop; repeat: " + "; ".join(failures))
         return int(rows.shape[0])
 
-    def way_notes(self) -> list[tuple[Tier, Path, bool, str]]:
-        """Every (tier, path) pair with whether it works on this node, and why not."""
+    def way_notes(self) -> list[WayNote]:
+        """Every way with whether it works on this node, and why not."""
         volume = bool(self.core.serving_volumes())
         no_volume = "" if volume else "no volume is serving"
         arena = self.core.host.arena_lane is not None
-        no_device = "no CUDA device"
-        return [
-            (Tier.ARENA, Path.DDR, arena, "" if arena else "arena.arena_bytes is 0"),
-            (Tier.VOLUME, Path.HOST, volume, no_volume),
-            (Tier.VOLUME, Path.BOUNCE, False, no_device),
-            (Tier.VOLUME, Path.GDS, False, no_device),
+        no_arena = "" if arena else "arena.arena_bytes is 0"
+        notes = [
+            WayNote(HOST, Tier.ARENA, Path.DDR, arena, no_arena),
+            WayNote(HOST, Tier.VOLUME, Path.HOST, volume, no_volume),
         ]
+        gpus = [device for device in self.core.devices.values() if device.is_gpu]
+        for device in gpus:
+            usable = not device.note
+            notes += [
+                WayNote(device.name, Tier.ARENA, Path.DDR, usable and arena, device.note or no_arena),
+                WayNote(device.name, Tier.VOLUME, Path.BOUNCE, usable and volume, device.note or no_volume),
+                WayNote(device.name, Tier.VOLUME, Path.GDS, usable and device.has_path(Path.GDS), device.note or device.refusal(Path.GDS) or no_volume),
+            ]
+        if not gpus:
+            notes += [WayNote("cuda", Tier.VOLUME, path, False, "no CUDA device") for path in (Path.BOUNCE, Path.GDS)]
+        return notes
 
     def refuse_draining(self) -> None:
         """Raise `Unavailable` while the daemon drains."""

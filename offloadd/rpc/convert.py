@@ -18,11 +18,13 @@ from offloadd.model.region import Layout, Plane
 from offloadd.model.requests import BlockBatch, EvictOptions, RestoreOptions
 from offloadd.offload.answers import Answer
 from offloadd.offload.moves import PathUse, StageClock
-from offloadd.offload.regions import Region, Regions
+from offloadd.offload.regions import CudaMemory, Memories, Region, Regions
 from offloadd.offload.sessions import Session
 from offloadd.v1 import offload_pb2 as pb
 
 HASH_BYTES_MAX = 64
+#: cudaIpcMemHandle_t and cudaIpcEventHandle_t.
+CUDA_HANDLE_BYTES = 64
 #: The answer leaves this long before the gRPC deadline (at most a tenth of what is left), so that the client sees outcomes instead of DEADLINE_EXCEEDED.
 DEADLINE_MARGIN_S = 0.05
 
@@ -146,8 +148,6 @@ def deadline_s(message: pb.EvictRequest | pb.RestoreRequest, remaining_s: float 
 
 def evict_options(request: pb.EvictRequest, remaining_s: float | None, limits: RequestLimits) -> EvictOptions:
     """Options of an evict; raises `InvalidRequest` for numbers out of range."""
-    if request.HasField("source_ready"):
-        raise InvalidRequest("source_ready is for regions of a CUDA device; this one is on the host")
     keep_s = _bounded_seconds(request, "keep_ttl", limits.keep_ttl_s, limits.keep_ttl_s_max, "keep_ttl_s_max")
     return EvictOptions(
         deadline_s=deadline_s(request, remaining_s, limits),
@@ -158,13 +158,12 @@ def evict_options(request: pb.EvictRequest, remaining_s: float | None, limits: R
         keep_until_s=clock.monotonic_s() + keep_s if request.keep else None,
         priority=_member(Priority, request.priority, "priority") or Priority.INTERACTIVE,
         request_id=_request_id(request.request_id),
+        source_ready=_event(request, "source_ready"),
     )
 
 
 def restore_options(request: pb.RestoreRequest, remaining_s: float | None, limits: RequestLimits) -> RestoreOptions:
     """Options of a restore; raises `InvalidRequest` for numbers out of range."""
-    if request.HasField("destination_ready"):
-        raise InvalidRequest("destination_ready is for regions of a CUDA device; this one is on the host")
     return RestoreOptions(
         deadline_s=deadline_s(request, remaining_s, limits),
         path=_member(Path, request.path, "path"),
@@ -172,7 +171,17 @@ def restore_options(request: pb.RestoreRequest, remaining_s: float | None, limit
         consume=request.consume,
         priority=_member(Priority, request.priority, "priority") or Priority.INTERACTIVE,
         request_id=_request_id(request.request_id),
+        destination_free=_event(request, "destination_free"),
     )
+
+
+def _event(request: Any, field: str) -> bytes:
+    if not request.HasField(field):
+        return b""
+    handle: bytes = getattr(request, field).handle
+    if len(handle) != CUDA_HANDLE_BYTES:
+        raise InvalidRequest(f"{field} has a handle of {len(handle)} bytes; a CUDA IPC event handle has {CUDA_HANDLE_BYTES}")
+    return handle
 
 
 def _required(require_path: bool, path: int) -> bool:
@@ -218,17 +227,24 @@ def namespace(message: pb.Namespace, tenant: str) -> Namespace:
     )
 
 
-def layout(request: pb.RegisterRegionRequest) -> tuple[Layout, tuple[bytes, ...]]:
-    """The region's layout and the ids of its memories."""
-    memory_ids = []
+def layout(request: pb.RegisterRegionRequest) -> tuple[Layout, Memories]:
+    """The region's layout and its memories."""
+    memories: list[bytes | CudaMemory] = []
     for number, memory in enumerate(request.memories):
-        if memory.WhichOneof("source") != "attached_id":
-            raise InvalidRequest(f"memory {number} is not an attached memfd; this version takes no other kind on device {request.device!r}")
-        memory_ids.append(memory.attached_id)
-    if len(set(memory_ids)) != len(memory_ids):
+        match memory.WhichOneof("source"):
+            case "attached_id":
+                memories.append(memory.attached_id)
+            case "cuda_ipc":
+                piece = memory.cuda_ipc
+                if len(piece.handle) != CUDA_HANDLE_BYTES:
+                    raise InvalidRequest(f"memory {number} has a CUDA IPC handle of {len(piece.handle)} bytes; it has {CUDA_HANDLE_BYTES}")
+                memories.append(CudaMemory(piece.handle, piece.offset_bytes, piece.memory_bytes))
+            case _:
+                raise InvalidRequest(f"memory {number} names neither an attached memfd nor CUDA memory")
+    if len(set(memories)) != len(memories):
         raise InvalidRequest("a memory stands twice in memories")
     planes = tuple(Plane(plane.memory, plane.offset_bytes, plane.block_stride_bytes, plane.block_bytes) for plane in request.planes)
-    return Layout(block_count=request.block_count, planes=planes), tuple(memory_ids)
+    return Layout(block_count=request.block_count, planes=planes), tuple(memories)
 
 
 def shard_keys(

@@ -60,12 +60,12 @@ class OffloadServicer(offload_pb2_grpc.OffloadServiceServicer):
         """See the protocol."""
         session = self._session(context)
         self._offload.refuse_draining()
-        layout, memory_ids = convert.layout(request)
+        layout, memories = convert.layout(request)
         region = await self._offload.register_region(
             session,
             device=request.device,
             layout=layout,
-            memory_ids=memory_ids,
+            memories=memories,
             cache_group=request.cache_group,
             namespace=convert.namespace(request.namespace, session.tenant),
         )
@@ -160,17 +160,17 @@ class OffloadServicer(offload_pb2_grpc.OffloadServiceServicer):
 
 
 def path_capabilities(offload: Offload) -> list[pb.PathCapability]:
-    """Every (tier, path) pair, available or not, with what was measured."""
+    """Every way, available or not, with what was measured."""
     rates = offload.core.bandwidths
     return [
         pb.PathCapability(
-            tier=int(tier),  # type: ignore[arg-type]
-            path=int(path),  # type: ignore[arg-type]
-            device="host" if path.name in ("DDR", "HOST") else "cuda",
-            available=available,
-            note=note,
-            restore_bytes_per_s=round(rates.rate("restore", tier, path)),
-            evict_bytes_per_s=round(rates.rate("evict", tier, path)),
+            tier=int(way.tier),  # type: ignore[arg-type]
+            path=int(way.path),  # type: ignore[arg-type]
+            device=way.device,
+            available=way.available,
+            note=way.note,
+            restore_bytes_per_s=round(rates.rate("restore", way.tier, way.path)),
+            evict_bytes_per_s=round(rates.rate("evict", way.tier, way.path)),
         )
-        for tier, path, available, note in offload.way_notes()
+        for way in offload.way_notes()
     ]

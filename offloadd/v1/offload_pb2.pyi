@@ -173,12 +173,14 @@ class Namespace(_message.Message):
     def __init__(self, model: _Optional[str] = ..., weights: _Optional[str] = ..., adapter: _Optional[str] = ..., overrides: _Optional[str] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., attention_backend: _Optional[str] = ..., isa: _Optional[str] = ..., hash_algorithm: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., codec: _Optional[str] = ..., block_tokens: _Optional[int] = ..., layout: _Optional[str] = ..., salt: _Optional[bytes] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., extra: _Optional[_Iterable[_Union[NamespaceField, _Mapping]]] = ...) -> None: ...
 
 class CudaIpcHandle(_message.Message):
-    __slots__ = ("handle", "offset_bytes")
+    __slots__ = ("handle", "offset_bytes", "memory_bytes")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     handle: bytes
     offset_bytes: int
-    def __init__(self, handle: _Optional[bytes] = ..., offset_bytes: _Optional[int] = ...) -> None: ...
+    memory_bytes: int
+    def __init__(self, handle: _Optional[bytes] = ..., offset_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class Memory(_message.Message):
     __slots__ = ("attached_id", "cuda_ipc")
@@ -347,7 +349,7 @@ class EvictResponse(_message.Message):
     def __init__(self, outcomes: _Optional[_Iterable[_Union[EvictOutcome, _Mapping]]] = ..., paths: _Optional[_Iterable[_Union[PathUse, _Mapping]]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
-    __slots__ = ("spans", "path", "require_path", "consume", "priority", "deadline", "request_id", "destination_ready")
+    __slots__ = ("spans", "path", "require_path", "consume", "priority", "deadline", "request_id", "destination_free")
     SPANS_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     REQUIRE_PATH_FIELD_NUMBER: _ClassVar[int]
@@ -355,7 +357,7 @@ class RestoreRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    DESTINATION_READY_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_FREE_FIELD_NUMBER: _ClassVar[int]
     spans: _containers.RepeatedCompositeFieldContainer[BlockSpan]
     path: Path
     require_path: bool
@@ -363,8 +365,8 @@ class RestoreRequest(_message.Message):
     priority: Priority
     deadline: _duration_pb2.Duration
     request_id: str
-    destination_ready: DeviceEvent
-    def __init__(self, spans: _Optional[_Iterable[_Union[BlockSpan, _Mapping]]] = ..., path: _Optional[_Union[Path, str]] = ..., require_path: _Optional[bool] = ..., consume: _Optional[bool] = ..., priority: _Optional[_Union[Priority, str]] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., destination_ready: _Optional[_Union[DeviceEvent, _Mapping]] = ...) -> None: ...
+    destination_free: DeviceEvent
+    def __init__(self, spans: _Optional[_Iterable[_Union[BlockSpan, _Mapping]]] = ..., path: _Optional[_Union[Path, str]] = ..., require_path: _Optional[bool] = ..., consume: _Optional[bool] = ..., priority: _Optional[_Union[Priority, str]] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., destination_free: _Optional[_Union[DeviceEvent, _Mapping]] = ...) -> None: ...
 
 class RestoreOutcome(_message.Message):
     __slots__ = ("status", "reason", "tier")

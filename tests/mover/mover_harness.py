@@ -195,10 +195,11 @@ class Mover:
     def add_lane(self, volume=None, *, number=1, threads=4, staging=8 * MIB, sockets=None):
         lane, theirs = sockets or self.lane_sockets()
         if volume is None:
-            answer = self.ask(AddLane(lane=number, thread_count=threads, staging_slot_bytes=0), [theirs.fileno()])
+            answer = self.ask(AddLane(lane=number, path="ddr", thread_count=threads, staging_slot_bytes=0), [theirs.fileno()])
         else:
             message = AddLane(
                 lane=number,
+                path="host",
                 thread_count=threads,
                 staging_slot_bytes=staging,
                 volume_uuid=UUID,

@@ -114,7 +114,9 @@ def test_the_mover_process_imports_neither_grpc_nor_cuda():
 def test_a_lane_that_can_not_be_had_ends_the_mover_with_an_error(volume):
     mover = Mover()
     _, theirs = mover.lane_sockets()
-    message = AddLane(lane=1, thread_count=4, staging_slot_bytes=4096, volume_uuid=UUID, slab_bytes=volume.slab_bytes, data_offset=volume.data_offset)
+    message = AddLane(
+        lane=1, path="host", thread_count=4, staging_slot_bytes=4096, volume_uuid=UUID, slab_bytes=volume.slab_bytes, data_offset=volume.data_offset
+    )
     mover.control.send(message, [theirs.fileno(), *volume.fds])
     assert mover.process.wait(ANSWER_TIMEOUT_S) == 1
     mover.control.close()
@@ -336,7 +338,7 @@ def test_a_lane_whose_socket_closes_ends_its_threads_and_closes_its_files(volume
     ours, theirs = socket_pair()
     fds = [os.dup(fd) for fd in volume.fds]
     opened = adopt_volume(*fds, volume_uuid=UUID, slab_bytes=volume.slab_bytes, data_offset=volume.data_offset, thread_count=4)
-    lane = Lane(1, theirs, Memories(HostDevice()), opened, thread_count=4, staging_slot_bytes=8 * MIB)
+    lane = Lane(1, theirs, Memories(HostDevice()), opened, path="host", thread_count=4, staging_slot_bytes=8 * MIB)
     lane.open()
     ours.close()
     lane.join()
@@ -348,7 +350,7 @@ def test_a_lane_whose_socket_closes_ends_its_threads_and_closes_its_files(volume
 
 def test_a_stopped_lane_ends_though_its_peer_stays():
     ours, theirs = socket_pair()
-    lane = Lane(1, theirs, Memories(HostDevice()), None, thread_count=3, staging_slot_bytes=0)
+    lane = Lane(1, theirs, Memories(HostDevice()), None, path="ddr", thread_count=3, staging_slot_bytes=0)
     lane.open()
     lane.stop()
     lane.join()
@@ -363,7 +365,7 @@ def test_a_job_is_spread_over_all_threads_of_a_lane(volume, monkeypatch):
     ours, theirs = socket_pair()
     ours.settimeout(ANSWER_TIMEOUT_S)
     opened = adopt_volume(*[os.dup(fd) for fd in volume.fds], volume_uuid=UUID, slab_bytes=volume.slab_bytes, data_offset=volume.data_offset, thread_count=4)
-    lane = Lane(1, theirs, Memories(HostDevice()), opened, thread_count=4, staging_slot_bytes=8 * MIB)
+    lane = Lane(1, theirs, Memories(HostDevice()), opened, path="host", thread_count=4, staging_slot_bytes=8 * MIB)
     lane.open()
     peer = Peer(ours)
     outcome = peer.run(Operation.READ_ONLY, make_records(range(16), 20000, nonce=np.void(NONCE)), SLOT_BYTES)

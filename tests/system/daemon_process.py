@@ -32,6 +32,8 @@ class DaemonProcess:
     open_slabs: int = 8
     #: Files of the daemon and its workers may not grow beyond this (RLIMIT_FSIZE): a disk that is full, without a disk.
     file_bytes_max: int = 0
+    gpus: tuple[str, ...] = ()
+    environment: dict[str, str] | None = None
     process: subprocess.Popen[bytes] | None = None
 
     def __post_init__(self) -> None:
@@ -52,6 +54,7 @@ class DaemonProcess:
         text = section("daemon", {"runtime_dir": str(self.runtime_dir), "metrics_listen": "127.0.0.1:0", "log_format": "text", "log_level": "info"})
         text += section("arena", {"arena_bytes": self.arena_bytes, "slab_bytes": 16 * MIB, "huge_pages": "never"})
         text += section("mover", self.mover) + section("limits", self.limits)
+        text += f"[gpu]\ndevices = {list(self.gpus)}\n"
         for volume in self.volumes:
             text += "[[volume]]\n" + section("x", {"path": str(volume), "open_slabs": self.open_slabs}).split("\n", 1)[1]
         self.config.write_text(text)
@@ -65,7 +68,7 @@ class DaemonProcess:
                     f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({self.file_bytes_max},) * 2); os.execv(sys.executable, sys.argv[1:])"
                 )
                 command = [sys.executable, "-c", limit, *command]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment)
         end = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < end:
             assert self.process.poll() is None, f"the daemon ended at start with {self.process.returncode}:\n{self.log.read_text()}"

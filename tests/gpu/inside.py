@@ -1,0 +1,139 @@
+"""Runs inside an engine's process, which has the prelude of `tests/standin_tests/child.py`: KV memory on a GPU, filled and compared by name."""
+
+import hashlib
+import threading
+
+import numpy as np
+from cuda.bindings import driver as cu
+
+from offloadd.client import AckLevel, Blocks, Client, Namespace, Path, Plane, Tier
+from offloadd.client.cuda import export_pointer, new_event
+from offloadd.errors import OffloaddError
+
+#: The memories begin inside their allocations, as a caching allocator's tensors do.
+INSIDE_BYTES = 512
+
+
+def ok(answer):
+    error, *values = answer
+    assert not int(error), error.name
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+class GpuEngine:
+    """One region on the GPU of the calling thread's context, and a client. `planes`: (memory, offset, stride, bytes)."""
+
+    def __init__(self, runtime_dir, *, block_count, memory_bytes, planes, instance="engine", weights="commit-1"):
+        self.planes = [Plane(*plane) for plane in planes]
+        self.block_count = block_count
+        self.allocations = [int(ok(cu.cuMemAlloc(size + INSIDE_BYTES))) for size in memory_bytes]
+        self.pointers = [allocation + INSIDE_BYTES for allocation in self.allocations]
+        self.memories = [export_pointer(pointer, size) for pointer, size in zip(self.pointers, memory_bytes)]
+        for pointer, size in zip(self.allocations, memory_bytes):
+            ok(cu.cuMemsetD8(pointer, 0xEE, size + INSIDE_BYTES))
+        self.client = Client.connect(runtime_dir, instance=instance, timeout_s=60)
+        self.namespace = Namespace(model="test", weights=weights, engine="test")
+        self.register()
+
+    def register(self):
+        self.region = self.client.register_region(block_count=self.block_count, planes=self.planes, memories=self.memories, namespace=self.namespace)
+
+    def expected(self, name):
+        size = sum(plane.block_bytes for plane in self.planes)
+        return np.random.default_rng(list(name.encode())).integers(0, 256, size, dtype=np.uint8).tobytes()
+
+    def write(self, index, name):
+        data, at = self.expected(name), 0
+        for plane in self.planes:
+            address = self.pointers[plane.memory] + plane.offset_bytes + index * plane.block_stride_bytes
+            piece = np.frombuffer(data[at : at + plane.block_bytes], dtype=np.uint8).copy()
+            ok(cu.cuMemcpyHtoD(address, piece.ctypes.data, piece.size))
+            at += plane.block_bytes
+
+    def read(self, index):
+        parts = []
+        for plane in self.planes:
+            address = self.pointers[plane.memory] + plane.offset_bytes + index * plane.block_stride_bytes
+            piece = np.empty(plane.block_bytes, dtype=np.uint8)
+            ok(cu.cuMemcpyDtoH(piece.ctypes.data, address, piece.size))
+            parts.append(piece.tobytes())
+        return b"".join(parts)
+
+    def wrong(self, indices, names):
+        """Indices whose bytes are not those of their names."""
+        return [index for index, name in zip(indices, names) if self.read(index) != self.expected(name)]
+
+    def digest(self):
+        """Of all bytes of all allocations: nothing outside the blocks may change."""
+        digest = hashlib.sha256()
+        for index in range(self.block_count):
+            digest.update(self.read(index))
+        return digest.hexdigest()
+
+    def margins(self):
+        """Whether the bytes before each memory are untouched."""
+        untouched = True
+        for allocation in self.allocations:
+            margin = np.empty(INSIDE_BYTES, dtype=np.uint8)
+            ok(cu.cuMemcpyDtoH(margin.ctypes.data, allocation, margin.size))
+            untouched &= bool((margin == 0xEE).all())
+        return untouched
+
+    def blocks(self, indices, names):
+        return Blocks(self.region, list(indices), [hashlib.sha256(name.encode()).digest() for name in names])
+
+    def evict(self, indices, names, *, tier="ANY", path="AUTO", durable=False, **options):
+        ack = AckLevel.DURABLE if durable else AckLevel.COPIED
+        return told(self.client.evict(self.blocks(indices, names), tier=Tier[tier], path=Path[path], ack=ack, **options))
+
+    def restore(self, indices, names, *, path="AUTO", **options):
+        return told(self.client.restore(self.blocks(indices, names), path=Path[path], **options))
+
+    def queue(self, stream, indices, name):
+        """Queue copies into blocks: they get the bytes of `name` when the stream comes to it."""
+        data = np.frombuffer(self.expected(name), dtype=np.uint8).copy()
+        for index in indices:
+            at = 0
+            for plane in self.planes:
+                address = self.pointers[plane.memory] + plane.offset_bytes + index * plane.block_stride_bytes
+                ok(cu.cuMemcpyHtoDAsync(address, data.ctypes.data + at, plane.block_bytes, stream))
+                at += plane.block_bytes
+
+    def try_region(self, memories, **changes):
+        """What `register_region` said: the error, or None."""
+        shape = {"block_count": self.block_count, "planes": self.planes, "namespace": self.namespace, **changes}
+        try:
+            self.client.register_region(memories=memories, **shape)
+        except OffloaddError as error:
+            return [type(error).__name__, str(error)]
+
+
+class Request:
+    """A call that a thread makes, so that the process can be asked meanwhile."""
+
+    def __init__(self, call):
+        self.answer = None
+        self._call = call
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        try:
+            self.answer = self._call()
+        except OffloaddError as error:
+            self.answer = {"error": [type(error).__name__, str(error)]}
+
+    def finish(self):
+        self._thread.join()
+        return self.answer
+
+
+def stream_of_its_own():
+    return ok(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
+
+
+def told(result):
+    return {
+        "outcomes": [[outcome.status.name, outcome.reason.name, outcome.tier.name] for outcome in result.outcomes],
+        "paths": [[use.tier.name, use.path.name, use.block_count] for use in result.paths],
+    }
