@@ -46,6 +46,7 @@ class Counters:
     host_to_host_copies: int
     host_to_host_bytes: int
     batches: int
+    kernels: int
     context_synchronizes: int
     implicit_synchronizes: int
     freed_while_registered: int

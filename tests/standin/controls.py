@@ -17,6 +17,8 @@ from .block import FAULTS, MAGIC, NAME_BYTES, Action, Block, ComputeMode, Counte
 from .build import Paths
 
 EVERY_TIME = -1
+#: For PYTHONPATH: has the package `cupy`.
+CUPY = Path(__file__).parent / "python"
 
 
 class Fault(AbstractContextManager["Fault"]):
@@ -211,8 +213,11 @@ class Control:
         return found[-1]
 
 
-def environment(paths: Paths, control: Control, base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What a child process needs to find the stand-ins instead of a real driver; `base` (os.environ if None) stays beside it."""
+def environment(paths: Paths, control: Control, base: Mapping[str, str] | None = None, *, kernels: Path | None = None) -> dict[str, str]:
+    """What a child process needs to find the stand-ins instead of a real driver; `base` (os.environ if None) stays beside it.
+
+    `kernels`, made by `build_kernels`, puts the double of CuPy before CuPy, with those kernels.
+    """
     made = dict(os.environ if base is None else base)
     others = made.get("LD_LIBRARY_PATH")
     made["LD_LIBRARY_PATH"] = f"{paths.directory}:{others}" if others else str(paths.directory)
@@ -220,6 +225,9 @@ def environment(paths: Paths, control: Control, base: Mapping[str, str] | None =
     # there already. A process that never calls it is not changed by it, and takes no record.
     made["LD_PRELOAD"] = f"{paths.libcufile}:{made['LD_PRELOAD']}" if made.get("LD_PRELOAD") else str(paths.libcufile)
     made["CUDA_STANDIN_CONTROL"] = str(control.path)
+    if kernels is not None:
+        made["CUDA_STANDIN_KERNELS"] = str(kernels)
+        made["PYTHONPATH"] = f"{CUPY}:{made['PYTHONPATH']}" if made.get("PYTHONPATH") else str(CUPY)
     return made
 
 

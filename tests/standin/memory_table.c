@@ -1,7 +1,7 @@
 /* All memory that the driver knows in this process.
  *
  * "Device" memory is a memfd mapped twice: without any access at the address that is handed out, so that host code which touches it faults, and readable and
- * writable at an alias that only the stand-ins know. */
+ * writable at an alias that only the stand-ins know. The first is opened for the time that a kernel runs. */
 #define _GNU_SOURCE
 #include "memory_table.h"
 #include <stdlib.h>
@@ -104,6 +104,17 @@ bool memory_map_twice(int fd, size_t bytes, bool managed, CUdeviceptr *base, cha
     if (alias != MAP_FAILED) munmap(alias, bytes);
     if (device != MAP_FAILED) munmap(device, bytes);
     return false;
+}
+
+/* A kernel knows no alias: while one runs, device memory can be read and written where it was handed out, by all threads. */
+void memory_open_to_kernels(bool open) {
+    pthread_mutex_lock(&memory_lock);
+    for (int i = 0; i < memory_table_end; i++) {
+        struct memory *memory = &memory_table[i];
+        if (!memory_on_device(memory->kind) || memory->kind == MANAGED) continue;
+        if (mprotect((void *)memory->base, memory_whole_pages(memory->bytes), open && memory->accessible ? PROT_READ | PROT_WRITE : PROT_NONE)) abort();
+    }
+    pthread_mutex_unlock(&memory_lock);
 }
 
 void memory_unmap(struct memory memory) {

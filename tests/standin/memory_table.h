@@ -49,4 +49,5 @@ size_t memory_taken_bytes(int device);
 int memory_make_file(const char *name, size_t bytes); /* -1 if there is no memory */
 bool memory_map_twice(int fd, size_t bytes, bool managed, CUdeviceptr *base, char **host);
 void memory_unmap(struct memory memory); /* and closes its file */
+void memory_open_to_kernels(bool open);
 int memory_device_of(const CUuuid *uuid); /* -1 if it is not visible */

@@ -7,6 +7,8 @@ import pytest
 
 from ..standin.build import Paths, build, compiler
 from ..standin.controls import Control, environment
+from ..standin.kernels import build_kernels
+from ..transfer.kernels.devices import gcc
 from .child import PRELUDE, Child
 
 
@@ -46,6 +48,19 @@ def make_child(paths: Paths, control: Control) -> Iterator[Callable[..., Child]]
     control.reset()
     for child in made:
         child.close()
+
+
+@pytest.fixture(scope="session")
+def kernels(paths: Paths) -> Path:
+    if gcc() is None:
+        pytest.skip("g++, which compiles the kernels for the CPU, is not installed")
+    return build_kernels(paths.directory.parent)
+
+
+@pytest.fixture
+def make_kernel_child(make_child: Callable[..., Child], paths: Paths, control: Control, kernels: Path) -> Callable[[], Child]:
+    """As `make_child`, with the double of CuPy."""
+    return lambda: make_child(**environment(paths, control, kernels=kernels))
 
 
 @pytest.fixture

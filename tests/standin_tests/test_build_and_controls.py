@@ -12,7 +12,7 @@ import pytest
 
 from ..standin.block import FAULTS, LAYOUT, Counters
 from ..standin.build import SOURCES, Paths, build
-from ..standin.controls import Control, environment, wait_until
+from ..standin.controls import CUPY, Control, environment, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -188,3 +188,5 @@ def test_the_environment_keeps_what_was_there(paths: Paths, control: Control) ->
         "CUDA_STANDIN_CONTROL": str(control.path),
         "OTHER": "c",
     }
+    with_kernels = environment(paths, control, {"PYTHONPATH": "/d"}, kernels=Path("/k"))
+    assert (with_kernels["PYTHONPATH"], with_kernels["CUDA_STANDIN_KERNELS"]) == (f"{CUPY}:/d", "/k")

@@ -3,9 +3,13 @@
 // A fiber runs until a barrier. Which of those that may run comes first is drawn anew each time, from the CTA's place in the grid: a missing barrier shows as
 // a wrong result, and the same one in every run. Shared memory is filled with garbage before each CTA, as on a GPU that ran something else before.
 // A barrier that not all threads reach ends the process.
+//
+// Fibers are switched by _setjmp and _longjmp, ten times as fast as swapcontext, which asks the kernel for the signal mask each time. Under the address
+// sanitizer, which takes a longjmp for the end of the frames in between, by swapcontext. One grid at a time: all of this is global.
 
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cstdint>
@@ -38,8 +42,9 @@ struct alignas(8) uint2 {
     unsigned x, y;
 };
 
-extern "C" unsigned char __start_cta_shared[];
-extern "C" unsigned char __stop_cta_shared[];
+// Made by the linker; null if no kernel has shared memory.
+extern "C" __attribute__((weak, visibility("hidden"))) unsigned char __start_cta_shared[];
+extern "C" __attribute__((weak, visibility("hidden"))) unsigned char __stop_cta_shared[];
 
 namespace cpu {
 
@@ -57,20 +62,26 @@ struct Fiber {
     ucontext_t context;
     std::unique_ptr<char[]> stack{new char[STACK_BYTES]};
     State state = State::READY;
+#if !defined(__SANITIZE_ADDRESS__)
+    jmp_buf place;
+    bool begun = false;
+#endif
 };
 
 using Body = void (*)(void*);
 
 inline std::vector<Fiber> fibers;
 inline unsigned fiber_count;
-inline ucontext_t scheduler;
 inline unsigned current;
 inline Body body;
 inline void* body_argument;
 inline std::vector<unsigned> exchanged;
 #if defined(__SANITIZE_ADDRESS__)
+inline ucontext_t scheduler;
 inline const void* scheduler_stack;
 inline size_t scheduler_stack_bytes;
+#else
+inline jmp_buf scheduler;
 #endif
 
 [[noreturn]] inline void fail(const char* reason) {
@@ -78,24 +89,20 @@ inline size_t scheduler_stack_bytes;
     std::abort();
 }
 
+#if defined(__SANITIZE_ADDRESS__)
+
 // Back to the scheduler, to be gone on with when the barrier has been reached by all.
 inline void leave(State state) {
     Fiber& self = fibers[current];
     self.state = state;
-#if defined(__SANITIZE_ADDRESS__)
     void* frames = nullptr;
     __sanitizer_start_switch_fiber(state == State::DONE ? nullptr : &frames, scheduler_stack, scheduler_stack_bytes);
-#endif
     swapcontext(&self.context, &scheduler);
-#if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(frames, &scheduler_stack, &scheduler_stack_bytes);
-#endif
 }
 
 inline void fiber_main() {
-#if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_stack_bytes);
-#endif
     body(body_argument);
     leave(State::DONE);
 }
@@ -104,15 +111,39 @@ inline void go_on(unsigned number) {
     current = number;
     thread_index.x = number;
     Fiber& fiber = fibers[number];
-#if defined(__SANITIZE_ADDRESS__)
     void* frames = nullptr;
     __sanitizer_start_switch_fiber(&frames, fiber.stack.get(), STACK_BYTES);
-#endif
     swapcontext(&scheduler, &fiber.context);
-#if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(frames, nullptr, nullptr);
-#endif
 }
+
+#else
+
+inline void leave(State state) {
+    Fiber& self = fibers[current];
+    self.state = state;
+    if (!_setjmp(self.place)) _longjmp(scheduler, 1);
+}
+
+// For ever: the fiber of a thread that has ended becomes the same thread of the next CTA.
+inline void fiber_main() {
+    for (;;) {
+        body(body_argument);
+        leave(State::DONE);
+    }
+}
+
+inline void go_on(unsigned number) {
+    current = number;
+    thread_index.x = number;
+    Fiber& fiber = fibers[number];
+    if (_setjmp(scheduler)) return;
+    if (fiber.begun) _longjmp(fiber.place, 1);
+    fiber.begun = true;
+    setcontext(&fiber.context);
+}
+
+#endif
 
 // Lets threads [begin, end) pass their barrier if all of them wait at it; whoever has ended counts as there, if `ended_count_as_there`.
 inline bool release(unsigned begin, unsigned end, State barrier, bool ended_count_as_there) {
@@ -136,11 +167,13 @@ __attribute__((no_sanitize("address", "undefined"))) inline void spoil_shared_me
 }
 
 inline void start(Fiber& fiber) {
+    fiber.state = State::READY;
 #if defined(__SANITIZE_ADDRESS__)
     // What the fiber that ended on this stack left marked.
     __asan_unpoison_memory_region(fiber.stack.get(), STACK_BYTES);
+#else
+    if (fiber.begun) return;
 #endif
-    fiber.state = State::READY;
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.get();
     fiber.context.uc_stack.ss_size = STACK_BYTES;

@@ -9,11 +9,28 @@ import numpy as np
 
 from offloadd.transfer.kernels.cuda import CudaKernels
 from offloadd.transfer.kernels.host import HostKernels
-from offloadd.transfer.kernels.source import OPTIONS
+from offloadd.transfer.kernels.source import KERNELS, OPTIONS
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[2] / "offloadd" / "transfer" / "kernels"
 SANITIZERS = ("-fsanitize=address,undefined", "-fsanitize-sections=cta_shared", "-fno-sanitize-recover=all")
+#: What makes them C++, and a library of them.
+SHIM = (HERE / "cuda_on_cpu.hpp", HERE / "kernels_on_cpu.cpp")
+#: Kernels see bytes of payload as words: NVRTC and nvcc take that, C++ compilers would have to be told by memcpy. Fibers jump between stacks, which fortified
+#: libraries refuse.
+GENERAL = (
+    "-O1",
+    "-g",
+    "-fPIC",
+    "-shared",
+    "-fno-strict-aliasing",
+    "-fno-gnu-unique",
+    "-U_FORTIFY_SOURCE",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-unknown-pragmas",
+)
 #: Launches of two tiles.
 CHOPPED = {"copy_bytes_per_s": 33e6, "crc_bytes_per_s": 66e6}
 
@@ -23,14 +40,19 @@ def gcc():
     return shutil.which("g++")
 
 
+def compile_for_cpu(sources, library, *options):
+    """Compile CUDA sources, which KERNELS knows by their names, for the CPU."""
+    kernels = " ".join(f"KERNEL({kernel})" for path in sources for kernel in KERNELS[path.name])
+    includes = [option for path in (SHIM[0], *sources) for option in ("-include", path)]
+    command = [gcc(), *OPTIONS, *GENERAL, *options, f"-DKERNELS={kernels}", *includes, SHIM[1], "-o", library]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
 def build(folder, *options):
     """Compile the kernels for the CPU; the library's path."""
     library = folder / "kernels_on_cpu.so"
-    # Kernels see bytes of payload as words: NVRTC and nvcc take that, C++ compilers would have to be told by memcpy.
-    general = ("-O1", "-g", "-fPIC", "-shared", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", f"-I{SOURCES}")
-    command = [gcc(), *OPTIONS, *general, *options, HERE / "kernels_on_cpu.cpp", "-o", library]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    compile_for_cpu([SOURCES / name for name in sorted(KERNELS)], library, *options)
     return library
 
 
