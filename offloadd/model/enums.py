@@ -85,3 +85,5 @@ class Reason(IntEnum):
     TARGET_MISMATCH = 10
     #: The volume returned fewer bytes than asked for.
     SHORT_IO = 11
+    #: The path was required, and the bytes went another way.
+    WRONG_PATH = 12

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,17 +25,34 @@ from offloadd.errors import InvalidRequest
 from offloadd.memory.mapping import Bytes, Mapping, map_private
 from offloadd.model.region import Layout
 from offloadd.mover.arena import Arena
-from offloadd.mover.device import make_all
+from offloadd.mover.device import Bench, make_all
 from offloadd.mover.messages import IpcPiece
+from offloadd.mover.volume import Volume
 from offloadd.transfer.checksum import crc32c
 from offloadd.transfer.gather import Payloads
+from offloadd.units import MIB
+
+if TYPE_CHECKING:
+    from offloadd.cuda.gds import Gds, GdsUnavailable
+    from offloadd.transfer.kernels.base import DeviceKernels
 
 Indices = npt.NDArray[Any]
 
 #: A copy of a slice takes milliseconds. One that takes this long will not end, and only the end of the process makes the driver let go of engine memory.
 COPY_TIMEOUT_S = 20.0
+#: KvikIO has one pool for all volumes, and an I/O holds a thread of it until it ends.
+GDS_THREADS = 256
+#: Page-locked memory of a thread that reads engine memory to compare it.
+SCRATCH_BYTES = MIB
 #: Events that one region holds open. An engine uses a few again and again.
 EVENTS_MAX = 64
+
+
+class Closable(Protocol):
+    """Something of the driver's."""
+
+    def close(self) -> None:
+        """Give it back."""
 
 
 def _end_process(why: str) -> NoReturn:
@@ -87,9 +104,23 @@ class CudaMappedRegion:
     def block_crc(self, block_index: int, first: int, last: int | None) -> int:
         """See `MappedRegion`. Copied out to be read: the host can't look into memory of a GPU."""
         end = self.payload_bytes if last is None else last
-        ours = np.empty(end - first, dtype=np.uint8)
-        self.gather(np.array([block_index], dtype=np.uint32), Payloads(ours, np.zeros(1, dtype=np.int64), ours.size), first, last)
-        return crc32c(ours)
+        ours = self._device.scratch()
+        value = 0
+        for begin in range(first, end, SCRATCH_BYTES):
+            stop = min(end, begin + SCRATCH_BYTES)
+            self.gather(np.array([block_index], dtype=np.uint32), Payloads(ours, np.zeros(1, dtype=np.int64), SCRATCH_BYTES), begin, stop)
+            value = crc32c(ours[: stop - begin], value)
+        return value
+
+    def gather_to(self, block_indices: Indices, target: Places) -> None:
+        """As `gather` of whole payloads, to memory of the GPU."""
+        with self._device.copying() as stream:
+            self._device.engines.gather(self._region, block_indices, target, stream)
+
+    def scatter_from(self, block_indices: Indices, source: Places) -> None:
+        """As `scatter` of whole payloads, from memory of the GPU."""
+        with self._device.copying() as stream:
+            self._device.engines.scatter(self._region, block_indices, source, stream)
 
     def has_come(self, after_event: bytes) -> bool:
         """See `MappedRegion`."""
@@ -105,10 +136,19 @@ class CudaMappedRegion:
 
     def close(self) -> None:
         """See `MappedRegion`."""
-        for event in self._events.values():
-            event.close()
-        for memory in self._memories:
-            memory.close()
+        close_all([*self._events.values(), *self._memories])
+
+
+def close_all(things: Sequence[Closable]) -> None:
+    """Close all, also when one can't be, and raise the first error then."""
+    first: Exception | None = None
+    for thing in things:
+        try:
+            thing.close()
+        except CudaError as error:
+            first = first or error
+    if first is not None:
+        raise first
 
 
 def _places(payloads: Payloads) -> Places:
@@ -137,16 +177,18 @@ class _Copying:
 class CudaDevice:
     """One GPU, by `cuda:N` or UUID. Raises CudaError when it can't be used."""
 
-    paths = ("bounce", "ddr")
+    paths = ("bounce", "ddr", "gds")
 
     def __init__(self, selector: str) -> None:
-        self._device = Device.open(selector)
-        self.uuid = self._device.uuid
-        self.engines = CopyEngines.of(self._device)
-        self._imports = IpcImports(self._device)
+        self.device = Device.open(selector)
+        self.uuid = self.device.uuid
+        self.engines = CopyEngines.of(self.device)
+        self._imports = IpcImports(self.device)
         self._local = threading.local()
-        #: Registrations that last as long as the process.
+        self._gds_lock = threading.Lock()
+        self._gds: tuple[Gds, DeviceKernels] | GdsUnavailable | None = None
         self._arena: HostRegistration | None = None
+        self._arena_settled = threading.Event()
 
     def map_region(self, layout: Layout, memory_bytes: tuple[int, ...], fds: Sequence[int], pieces: Sequence[IpcPiece]) -> CudaMappedRegion:
         """See `MoverDevice`: memory by CUDA IPC handles. Every plane is checked against what the driver says that the allocation has."""
@@ -161,19 +203,24 @@ class CudaDevice:
             region = CudaRegion.over(layout, parts, planes_max=max(1, len(layout.planes)))
             return CudaMappedRegion(self, region, memories)
         except BaseException:
-            for memory in memories:
-                memory.close()
+            close_all(memories)
             raise
 
-    def benches(self, path: str, count: int, size_bytes: int) -> Sequence[PinnedBench]:
+    def benches(self, path: str, volume: Volume | None, count: int, size_bytes: int) -> Sequence[Bench]:
         """See `MoverDevice`."""
         if path == "gds":
-            raise CudaError("go by gds", "", "this version does not have it yet")
+            from offloadd.mover.gds_bench import open_gds_benches
+
+            assert volume is not None
+            return open_gds_benches(self, volume, count, size_bytes)
+        return self._pinned(count, size_bytes)
+
+    def _pinned(self, count: int, size_bytes: int) -> list[PinnedBench]:
 
         def make() -> PinnedBench:
             mapping = map_private(size_bytes)
             try:
-                return PinnedBench(mapping, HostRegistration.register(self._device, mapping.bytes.ctypes.data, mapping.bytes.nbytes))
+                return PinnedBench(mapping, HostRegistration.register(self.device, mapping.bytes.ctypes.data, mapping.bytes.nbytes))
             except BaseException:
                 mapping.close()
                 raise
@@ -181,19 +228,60 @@ class CudaDevice:
         return make_all(count, make)
 
     def adopt_arena(self, arena: Arena) -> None:
-        """See `MoverDevice`: page-locked in the background. Until then, and if the system refuses, copies go through buffers of the driver's."""
+        """See `MoverDevice`: page-locked in the background, a second for some GiB; threads of the arena's lane wait for it.
+
+        If the system refuses, none of it stays page-locked, and copies go through buffers of the driver's.
+        """
 
         def register() -> None:
             try:
-                self._arena = HostRegistration.register(self._device, arena.bytes.ctypes.data, arena.bytes.nbytes)
+                self._arena = HostRegistration.register(self.device, arena.bytes.ctypes.data, arena.bytes.nbytes)
             except CudaError as error:
                 print(f"mover: the arena is not page-locked, copies to it are slower: {error}", file=sys.stderr, flush=True)
+            finally:
+                self._arena_settled.set()
 
         threading.Thread(target=register, name="arena-register", daemon=True).start()
 
-    def enter_thread(self) -> None:
+    def enter_thread(self, path: str) -> None:
         """See `MoverDevice`."""
-        self._device.make_current()
+        self.device.make_current()
+        if path == "ddr":
+            # Whether a driver takes copies of memory that is page-locked in part is nowhere said.
+            self._arena_settled.wait()
+
+    def scratch(self) -> Bytes:
+        """SCRATCH_BYTES of page-locked memory of the calling thread's."""
+        bench: PinnedBench | None = getattr(self._local, "scratch", None)
+        if bench is None:
+            (bench,) = self._pinned(1, SCRATCH_BYTES)
+            self._local.scratch = bench
+        return bench.bytes
+
+    def gds(self, slice_bytes: int) -> "tuple[Gds, DeviceKernels]":
+        """cuFile and the kernels, set up at the first call. Raises GdsUnavailable, each time the same."""
+        with self._gds_lock:
+            if self._gds is None:
+                self._gds = self._open_gds(slice_bytes)
+        if isinstance(self._gds, Exception):
+            raise self._gds
+        return self._gds
+
+    def _open_gds(self, slice_bytes: int) -> "tuple[Gds, DeviceKernels] | GdsUnavailable":
+        from offloadd.cuda.gds import GdsUnavailable, WhyNot, configure
+        from offloadd.transfer.kernels.cupy_launcher import open_cupy_kernels
+
+        try:
+            kernels = open_cupy_kernels(self.device.ordinal)
+        except ImportError as error:
+            return GdsUnavailable(WhyNot.CUDA, f"CuPy can't be imported ({error}), and checksums on the GPU need it; install offloadd with its extra cuda13")
+        except Exception as error:
+            # CuPy's own kinds of errors, which only it could name: no compiler, no headers, a GPU that it does not know.
+            return GdsUnavailable(WhyNot.CUDA, f"the kernels can't be compiled: {type(error).__name__}: {error}")
+        try:
+            return configure(self.device, task_bytes=slice_bytes, threads=GDS_THREADS), kernels
+        except GdsUnavailable as error:
+            return error
 
     def copying(self) -> _Copying:
         """For a `with` block that queues copies on the calling thread's stream."""
@@ -201,10 +289,10 @@ class CudaDevice:
 
     def open_event(self, handle: bytes) -> Event:
         """An engine's event. Raises InvalidRequest or CudaError for a handle that can't be opened."""
-        return Event.open(self._device, handle)
+        return Event.open(self.device, handle)
 
     def _stream(self) -> Stream:
         stream: Stream | None = getattr(self._local, "stream", None)
         if stream is None:
-            stream = self._local.stream = Stream.create(self._device)
+            stream = self._local.stream = Stream.create(self.device)
         return stream

@@ -12,6 +12,7 @@ from offloadd.memory.planes import plane_views
 from offloadd.model.region import Layout, validate_layout
 from offloadd.mover.arena import Arena
 from offloadd.mover.messages import IpcPiece
+from offloadd.mover.volume import Volume
 from offloadd.transfer.gather import Payloads, Views, block_crc, gather, payload_bytes, scatter
 
 Indices = npt.NDArray[Any]
@@ -68,14 +69,14 @@ class MoverDevice(Protocol):
         Raises InvalidRequest, OSError or ValueError; nothing is mapped then.
         """
 
-    def benches(self, path: str, count: int, size_bytes: int) -> Sequence[Bench]:
-        """For the threads of a lane that goes this way, with staging slots of `size_bytes`. Raises OSError; nothing is held then."""
+    def benches(self, path: str, volume: Volume | None, count: int, size_bytes: int) -> Sequence[Bench]:
+        """For the threads of a lane that goes this way (to `volume`), with staging slots of `size_bytes`. Raises OSError; nothing is held then."""
 
     def adopt_arena(self, arena: Arena) -> None:
         """The arena was mapped: prepare it for this device's copies, in the background if that takes long."""
 
-    def enter_thread(self) -> None:
-        """The calling thread will copy."""
+    def enter_thread(self, path: str) -> None:
+        """The calling thread will serve a lane that goes this way; returns when it can."""
 
 
 Made = TypeVar("Made", bound=Bench)
@@ -145,14 +146,14 @@ class HostDevice:
             mapping.close()
             raise
 
-    def benches(self, path: str, count: int, size_bytes: int) -> Sequence[Mapping]:
+    def benches(self, path: str, volume: Volume | None, count: int, size_bytes: int) -> Sequence[Mapping]:
         """See `MoverDevice`."""
         return make_all(count, lambda: map_private(size_bytes))
 
     def adopt_arena(self, arena: Arena) -> None:
         """See `MoverDevice`."""
 
-    def enter_thread(self) -> None:
+    def enter_thread(self, path: str) -> None:
         """See `MoverDevice`."""
 
 

@@ -55,12 +55,12 @@ class Lane:
         """Make a staging slot for each thread of a volume's lane, and start the threads. Raises OSError; the lane is closed then."""
         try:
             size_bytes = self._staging_slot_bytes if self._volume is not None else 1
-            self._benches = self._memories.device.benches(self._path, self._thread_count, size_bytes)
+            self._benches = self._memories.device.benches(self._path, self._volume, self._thread_count, size_bytes)
         except OSError:
             self._close()
             raise
         for index, bench in enumerate(self._benches):
-            tools = Tools(memories=self._memories, staging=bench.bytes, volume=self._volume, send=self._send)
+            tools = Tools(memories=self._memories, path=self._path, bench=bench, volume=self._volume, send=self._send)
             # Daemon threads: a thread that a lost volume holds in the kernel must not keep the process from ending.
             thread = threading.Thread(target=self._work, args=(tools,), name=f"lane-{self._number}-{index}", daemon=True)
             self._threads.append(thread)
@@ -93,7 +93,7 @@ class Lane:
     def _work(self, tools: Tools) -> None:
         take_short_turns()
         try:
-            self._memories.device.enter_thread()
+            self._memories.device.enter_thread(self._path)
             while (piece := self._next()) is not None:
                 run(tools, piece)
         except FrontGoneError:

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 
@@ -86,7 +87,7 @@ class Mover:
             case MapArena():
                 self._answer(self._map_arena(message, fds))
             case AddLane():
-                self._answer(self._add_lane(message, fds))
+                self._add_lane(message, fds)
             case FenceMove():
                 self._memories.engine.fence(message.move)
                 self._answer(Fenced(move=message.move))
@@ -121,7 +122,7 @@ class Mover:
             _close(fds)
         return Mapped(region=0)
 
-    def _add_lane(self, message: AddLane, fds: Sequence[int]) -> LaneReady | LaneRefused:
+    def _add_lane(self, message: AddLane, fds: Sequence[int]) -> None:
         expected = 3 if message.volume_uuid else 1
         if len(fds) != expected:
             raise ValueError(f"lane {message.lane} needs {expected} descriptors; {len(fds)} came")
@@ -144,12 +145,20 @@ class Mover:
             thread_count=message.thread_count,
             staging_slot_bytes=message.staging_slot_bytes,
         )
+        if message.path == "gds":
+            # Drivers and file systems are asked for the first time here, and may hang: maps and fences go on meanwhile.
+            threading.Thread(target=self._open_lane, args=(message.lane, lane), name="gds-open", daemon=True).start()
+        else:
+            self._open_lane(message.lane, lane)
+
+    def _open_lane(self, number: int, lane: Lane) -> None:
         try:
             lane.open()
         except OSError as error:
-            return LaneRefused(lane=message.lane, why=str(error))
+            self._answer(LaneRefused(lane=number, why=str(error)))
+            return
         self._lanes.append(lane)
-        return LaneReady(lane=message.lane)
+        self._answer(LaneReady(lane=number))
 
     def _finish(self) -> None:
         for lane in self._lanes:

@@ -185,6 +185,8 @@ class Job(msgspec.Struct, frozen=True, tag=True):
     verify_target: int = 0
     #: cudaIpcEventHandle of the engine's event that copies of the job wait for; empty for none.
     after_event: bytes = b""
+    #: Bytes that went another way than the lane's fail (WRONG_PATH) instead of being told.
+    require_path: bool = False
 
 
 class Copied(msgspec.Struct, frozen=True, tag=True):
@@ -208,6 +210,8 @@ class SliceDone(msgspec.Struct, frozen=True, tag=True):
     io_ns: int
     payload_bytes: int
     io_bytes: int
+    #: The lane goes past the host, but these bytes did not (cuFile fell back to POSIX).
+    bounced: bool = False
 
 
 #: Mover → front, on a lane socket.

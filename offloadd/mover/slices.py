@@ -29,6 +29,7 @@ class Slice:
 
     __slots__ = (
         "_last_ns",
+        "bounced",
         "checksum_ns",
         "checksums",
         "copy_ns",
@@ -49,6 +50,8 @@ class Slice:
         self.regions: list[int] = sorted(set(records["region"].tolist()))
         self.reasons = np.zeros(len(records), dtype=np.uint32)
         self.checksums = np.zeros(len(records), dtype=np.uint32)
+        #: Set when the bytes did not go past the host though the lane does.
+        self.bounced = False
         self.queue_ns = self.copy_ns = self.checksum_ns = self.io_ns = self.io_bytes = self._last_ns = 0
 
     def start(self) -> None:
@@ -104,6 +107,7 @@ class Slice:
             io_ns=self.io_ns,
             payload_bytes=int(self.records["payload_bytes"][self.reasons == 0].sum()),
             io_bytes=self.io_bytes,
+            bounced=self.bounced,
         )
 
 

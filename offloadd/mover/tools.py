@@ -10,7 +10,7 @@ import numpy.typing as npt
 from offloadd.memory.mapping import Bytes
 from offloadd.model.enums import Reason
 from offloadd.mover.arena import Arena
-from offloadd.mover.device import MappedRegion, MoverDevice
+from offloadd.mover.device import Bench, MappedRegion, MoverDevice
 from offloadd.mover.engine_memory import EngineMemory
 from offloadd.mover.messages import LaneAnswer
 from offloadd.mover.slices import Slice
@@ -32,12 +32,21 @@ class Memories:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """One thread's tools. `staging` is its own; `volume` is None in the arena's lane. `send` raises OSError when the front is gone."""
+    """One thread's tools in a lane that goes by `path`. `bench` is its own; `volume` is None in the arena's lane.
+
+    `send` raises OSError when the front is gone.
+    """
 
     memories: Memories
-    staging: Bytes
+    path: str
+    bench: Bench
     volume: Volume | None
     send: Callable[[LaneAnswer], None]
+
+    @property
+    def staging(self) -> Bytes:
+        """The thread's staging slot in memory of the host."""
+        return self.bench.bytes
 
     def the_volume(self) -> Volume:
         """The lane's volume; ValueError for a volume job in the arena's lane."""
@@ -81,7 +90,7 @@ def wait_for_engine(tools: Tools, piece: Slice) -> bool:
 
 def gather_blocks(piece: Slice, regions: Regions, target: Payloads, first: int = 0, last: int | None = None) -> None:
     """Copy payload bytes `first` to `last` (default: all) of every block to its place. Raises ValueError for a block that its region does not have."""
-    for region, mine in _by_region(piece, regions, np.arange(len(piece.records))):
+    for region, mine in by_region(piece, regions, np.arange(len(piece.records))):
         places = Payloads(target.buffer, target.offsets[mine], target.stride_bytes)
         region.gather(piece.records["block_index"][mine], places, first, last)
 
@@ -91,12 +100,13 @@ def scatter_blocks(piece: Slice, regions: Regions, source: Payloads, chosen: Ind
 
     Raises ValueError for a block that its region does not have.
     """
-    for region, mine in _by_region(piece, regions, chosen):
+    for region, mine in by_region(piece, regions, chosen):
         places = Payloads(source.buffer, source.offsets[mine], source.stride_bytes)
         region.scatter(piece.records["block_index"][mine], places, first, last)
 
 
-def _by_region(piece: Slice, regions: Regions, chosen: Indices) -> list[tuple[MappedRegion, Indices]]:
+def by_region(piece: Slice, regions: Regions, chosen: Indices) -> list[tuple[MappedRegion, Indices]]:
+    """The chosen blocks, region by region. Raises ValueError for a block whose length is not that of its region."""
     pairs = []
     for number, region in regions.items():
         mine = chosen if len(regions) == 1 else chosen[piece.records["region"][chosen] == number]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from offloadd.errors import InvalidRequest
 from offloadd.model.enums import Reason
-from offloadd.mover import arena_work, long_work, spill_work, volume_work
+from offloadd.mover import arena_work, gds_work, long_work, spill_work, volume_work
 from offloadd.mover.messages import Operation
 from offloadd.mover.slices import Slice
 from offloadd.mover.slot_io import ShortIoError
@@ -36,6 +36,13 @@ _LONG_WORK: dict[Operation, Work] = {
     Operation.SPILL: long_work.spill,
     Operation.PREFETCH: long_work.prefetch,
     Operation.READ_ONLY: long_work.read_only,
+}
+
+
+_GDS_WORK: dict[Operation, Work] = {
+    Operation.EVICT: gds_work.evict,
+    Operation.RESTORE: gds_work.restore,
+    Operation.READ_ONLY: gds_work.read_only,
 }
 
 
@@ -71,8 +78,14 @@ def _attempt(tools: Tools, piece: Slice) -> None:
         return
     if piece.job.after_event and not wait_for_engine(tools, piece):
         return
+    _work_of(tools, piece)(tools, piece)
+
+
+def _work_of(tools: Tools, piece: Slice) -> Work:
+    if tools.path == "gds":
+        return _GDS_WORK[piece.operation]
     work = _LONG_WORK.get(piece.operation) if piece.job.slot_bytes > LONG_SLOT_BYTES else None
-    (work or _WORK[piece.operation])(tools, piece)
+    return work or _WORK[piece.operation]
 
 
 def _say(piece: Slice, error: Exception) -> None:

@@ -193,6 +193,7 @@ class Core:
         durable: bool = False,
         background: bool = False,
         after_event: bytes = b"",
+        require_path: bool = False,
     ) -> None:
         """Cut blocks (BLOCK_DTYPE, `position` set) into jobs for one lane of a device and queue them."""
         move.devices.add(device.name)
@@ -214,6 +215,7 @@ class Core:
                 verify=self.verify,
                 verify_target=self.verify_target,
                 after_event=after_event,
+                require_path=require_path,
             )
             lane.enqueue(move, job, JobClass.BACKGROUND if background else _JOB_CLASSES[operation])
         lane.pump()

@@ -86,8 +86,12 @@ class Device:
         if handle and not self.is_gpu:
             raise InvalidRequest(f"{field_name} is for regions on a GPU; this one is on device {self.name}")
 
-    def refuse_path(self, path: Path, *, require: bool, allowed: tuple[Path, ...], what: str) -> Path:
+    def refuse_path(self, path: Path, *, require: bool, allowed: tuple[Path, ...], what: str, slot_bytes: int) -> Path:
         """The path to take: `path` if it is one of those allowed and this device has it; else AUTO, or `PathUnavailable` when it is required."""
+        if path == Path.GDS and slot_bytes > LONG_SLOT_BYTES:
+            if require:
+                raise PathUnavailable(f"path gds is not available for blocks whose slots have {slot_bytes} bytes; {LONG_SLOT_BYTES} is the most")
+            return Path.AUTO
         mine = tuple(one for one in allowed if one == Path.DDR or self.has_path(one))
         if path == Path.AUTO or path in mine:
             return path

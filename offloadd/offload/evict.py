@@ -110,7 +110,8 @@ class Evictor:
         """The tier to store in and whether to go straight to a volume. Raises `PathUnavailable` for a required path that can't be."""
         durable = options.ack == AckLevel.DURABLE
         to_volume = False
-        for device in self._core.regions.devices_of(batches):
+        for region in self._core.regions.of_batches(batches):
+            device = region.device
             device.refuse_event(options.source_ready, "source_ready")
             if durable and options.tier == Tier.ARENA:
                 allowed: tuple[Path, ...] = ()
@@ -121,7 +122,7 @@ class Evictor:
                 allowed, what = device.volume_paths, "a durable evict"
             else:
                 allowed, what = (Path.DDR, *device.volume_paths), "an evict"
-            path = device.refuse_path(options.path, require=options.require_path, allowed=allowed, what=what)
+            path = device.refuse_path(options.path, require=options.require_path, allowed=allowed, what=what, slot_bytes=region.slot_bytes)
             to_volume |= path in device.volume_paths or device.arena_lane is None
         # Straight to a volume: durable ones need it, the arena would only add a copy; and whoever compares paths asks for theirs.
         return options.tier, durable or to_volume
@@ -152,7 +153,7 @@ class Evictor:
         # A required path is the only one: an evict that must go by ddr does not overflow to a volume, one that must go by host not into the arena.
         required = options.path if options.require_path else Path.AUTO
         if missing.shape[0] and tier != Tier.ARENA and required != Path.DDR:
-            missing, of_volumes = await self._take_volumes(batch, region, missing, options.deadline_s, active, parts)
+            missing, of_volumes = await self._take_volumes(batch, region, missing, options, active, parts)
             # Without a volume the arena's reason is the one to tell.
             reason = of_volumes if of_volumes != Reason.NO_TIER else reason
         if missing.shape[0] and tier == Tier.ANY and direct and not durable and region.device.arena_lane is not None and required == Path.AUTO:
@@ -177,11 +178,13 @@ class Evictor:
             await asyncio.sleep(0)
 
     async def _take_volumes(
-        self, batch: BlockBatch, region: Region, missing: Indices, deadline_s: float, active: Active, parts: list[_Part]
+        self, batch: BlockBatch, region: Region, missing: Indices, options: EvictOptions, active: Active, parts: list[_Part]
     ) -> tuple[Indices, Reason]:
         """Spread over the volumes in stripes; wait for slabs that are being opened until the deadline, or until every volume failed to open one."""
         core = self._core
         serving = [volume for volume in core.serving_volumes() if volume.ordinal in region.namespace.on_volumes]
+        if options.require_path:
+            serving = [volume for volume in serving if (volume.ordinal, options.path) in region.device.volume_lanes]
         if not serving:
             return missing, Reason.NO_TIER
         failures = {volume.ordinal: volume.slab_failures for volume in serving}
@@ -218,7 +221,7 @@ class Evictor:
             shortage = min(full.values(), default=Shortage.NONE)
             if missing.shape[0] == 0 or shortage != Shortage.OPENING:
                 return missing, _SHORTAGE_REASONS[shortage]
-            if not await _any_set(changed, deadline_s, active):
+            if not await _any_set(changed, options.deadline_s, active):
                 return missing, Reason.DEADLINE
 
     def _part(self, batch: BlockBatch, region: Region, missing: Indices, volume: int, reservation: Reservation, parts: list[_Part]) -> Indices:
@@ -278,6 +281,7 @@ class Evictor:
                 durable=options.ack == AckLevel.DURABLE,
                 background=options.priority == Priority.BACKGROUND,
                 after_event=options.source_ready,
+                require_path=options.require_path,
             )
         return over
 

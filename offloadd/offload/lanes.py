@@ -112,11 +112,11 @@ class Lane:
         count = len(answer.results) // RESULT_DTYPE.itemsize
         pending.left -= count
         if pending.left:
-            pending.move.on_slice(answer, self._way, count)
+            pending.move.on_slice(answer, self._way if not answer.bounced else (self.tier, Path.BOUNCE), count)
             return
         del self._jobs[answer.job]
         self._queue.finish(answer.job)
-        pending.move.on_slice(answer, self._way, count)
+        pending.move.on_slice(answer, self._way if not answer.bounced else (self.tier, Path.BOUNCE), count)
         self._pump()
 
     def _fail_sent(self) -> None:

@@ -163,10 +163,9 @@ class Regions:
         for memory_id in region.memory_ids:
             self._sessions.disuse_memory(region.session, memory_id)
 
-    def devices_of(self, batches: Iterable[BlockBatch]) -> list[Device]:
-        """The devices whose memory a request names, each once. Raises `UnknownRegion`."""
-        devices = {region.device.name: region.device for region in map(self.by_number, (batch.region for batch in batches))}
-        return list(devices.values())
+    def of_batches(self, batches: Iterable[BlockBatch]) -> list[Region]:
+        """The regions whose blocks a request names. Raises `UnknownRegion`."""
+        return [self.by_number(batch.region) for batch in batches]
 
     def of_session(self, session: Session) -> list[Region]:
         """Regions of a session."""

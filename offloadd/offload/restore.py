@@ -73,9 +73,10 @@ class Restorer:
         started_ns = clock.monotonic_ns()
         refuse_expired(options.deadline_s)
         path = options.path
-        for device in core.regions.devices_of(batches):
+        for region in core.regions.of_batches(batches):
+            device = region.device
             allowed = (Path.DDR, *device.volume_paths)
-            path = device.refuse_path(path, require=options.require_path, allowed=allowed, what="a restore")
+            path = device.refuse_path(path, require=options.require_path, allowed=allowed, what="a restore", slot_bytes=region.slot_bytes)
             device.refuse_event(options.destination_free, "destination_free")
         number, active = core.begin(session, options.request_id)
         try:
@@ -170,14 +171,23 @@ class Restorer:
 
     def _refuse_other_ways(self, planned: list[tuple[Region, BlockBatch, Sources, npt.NDArray[np.bool_]]], path: Path) -> None:
         """Raise `PathUnavailable`, everything unpinned, if a block could only be restored by another path than the required one."""
-        wrong = sum(int(np.count_nonzero(usable & ((sources.volume < 0) != (path == Path.DDR)))) for *_, sources, usable in planned)
+        wrong = sum(int(np.count_nonzero(usable & ~self._goes_by(path, region, sources))) for region, _, sources, usable in planned)
         if wrong == 0:
             return
         for *_, sources, usable in planned:
             self._core.catalog.unpin(sources.rows[usable])
         count = sum(int(usable.sum()) for *_, usable in planned)
-        where = "on a volume" if path == Path.DDR else "in the arena"
+        elsewhere = any((usable & (sources.volume >= 0) & ~self._goes_by(path, region, sources)).any() for region, _, sources, usable in planned)
+        where = "on a volume" if path == Path.DDR else "in the arena or on a volume that it does not reach" if elsewhere else "in the arena"
         raise PathUnavailable(f"path {path.name.lower()} is not available for {wrong} of {count} blocks: they are only {where}")
+
+    @staticmethod
+    def _goes_by(path: Path, region: Region, sources: Sources) -> npt.NDArray[np.bool_]:
+        """Which blocks this path can restore."""
+        if path == Path.DDR:
+            return np.asarray(sources.volume < 0)
+        served = [volume for volume, one in region.device.volume_lanes if one == path]
+        return np.isin(sources.volume, served)
 
     def _leave_out_unreachable(self, sources: Sources, usable: npt.NDArray[np.bool_], region: Region) -> None:
         for volume, _ in groups(sources.volume):
@@ -225,6 +235,7 @@ class Restorer:
                 deadline_s=options.deadline_s,
                 background=background,
                 after_event=options.destination_free,
+                require_path=options.require_path,
             )
         return stop
 

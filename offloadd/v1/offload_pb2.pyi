@@ -68,6 +68,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_CHECKSUM_MISMATCH: _ClassVar[Reason]
     REASON_TARGET_MISMATCH: _ClassVar[Reason]
     REASON_SHORT_IO: _ClassVar[Reason]
+    REASON_WRONG_PATH: _ClassVar[Reason]
 
 class LookupMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -112,6 +113,7 @@ REASON_HEADER_MISMATCH: Reason
 REASON_CHECKSUM_MISMATCH: Reason
 REASON_TARGET_MISMATCH: Reason
 REASON_SHORT_IO: Reason
+REASON_WRONG_PATH: Reason
 LOOKUP_MODE_UNSPECIFIED: LookupMode
 LOOKUP_MODE_PREFIX: LookupMode
 LOOKUP_MODE_MEMBERSHIP: LookupMode

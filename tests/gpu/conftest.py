@@ -6,11 +6,15 @@ from shutil import rmtree
 
 import pytest
 
+from offloadd.client import Client
+
 from ..standin.build import Paths, build, compiler
 from ..standin.controls import Control, Process, environment, wait_until
+from ..standin.kernels import build_kernels
 from ..standin_tests.child import PRELUDE, Child
 from ..standin_tests.conftest import needs
 from ..system.daemon_process import DaemonProcess
+from ..transfer.kernels.devices import gcc
 
 INSIDE = (Path(__file__).parent / "inside.py").read_text()
 
@@ -26,6 +30,14 @@ class Node:
         self.runtime = Path(tempfile.mkdtemp(prefix="ofl-"))
         self.daemons: list[DaemonProcess] = []
         self.engines: list[Child] = []
+
+    def end_engines(self) -> None:
+        """For nodes that several tests share: nothing is held or broken any more, and no engine lives."""
+        assert self.control is not None
+        self.control.reset()
+        for engine in self.engines:
+            engine.close()
+        self.engines.clear()
 
     def daemon(self, *, gpus: tuple[str, ...] = ("cuda:0",), **options: object) -> DaemonProcess:
         number = len(self.daemons)
@@ -70,6 +82,18 @@ class Node:
         rmtree(self.runtime, ignore_errors=True)
 
 
+def settled_gds(daemon: DaemonProcess) -> tuple[bool, str]:
+    """Whether there is a way past the host, and why not: once the mover has opened its lane, or has given up."""
+
+    def gds() -> tuple[bool, str]:
+        with Client.connect(daemon.runtime_dir, instance="looks", timeout_s=60) as client:
+            (found,) = [one for one in client.capabilities().paths if one.path.name == "GDS"]
+            return found.available, found.note
+
+    daemon.wait_until(lambda: any(gds()), "the opening of the gds lane")
+    return gds()
+
+
 @pytest.fixture(scope="session")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> Paths:
     if compiler() is None:
@@ -77,11 +101,30 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> Paths:
     return build(tmp_path_factory.mktemp("standin"))
 
 
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kernels for the CPU."""
+    if gcc() is None:
+        pytest.skip("g++ is not installed")
+    return build_kernels(tmp_path_factory.mktemp("kernels"))
+
+
 @pytest.fixture
-def standin_node(tmp_path: Path, paths: Paths) -> Iterator[Node]:
-    needs("cuda.bindings")
+def standin_node(tmp_path: Path, paths: Paths, kernels: Path) -> Iterator[Node]:
+    needs("cuda.bindings", "kvikio")
     control = Control.create(tmp_path / "control")
-    node = Node(tmp_path, environment(paths, control), control)
+    node = Node(tmp_path, environment(paths, control, kernels=kernels), control)
+    yield node
+    node.close()
+
+
+@pytest.fixture(scope="module")
+def shared_node(tmp_path_factory: pytest.TempPathFactory, paths: Paths) -> Iterator[Node]:
+    """For tests whose faults a daemon survives: most of their time would be its start."""
+    needs("cuda.bindings")
+    folder = tmp_path_factory.mktemp("node")
+    control = Control.create(folder / "control")
+    node = Node(folder, environment(paths, control), control)
     yield node
     node.close()
 

@@ -28,8 +28,8 @@ class GpuEngine:
         self.block_count = block_count
         self.allocations = [int(ok(cu.cuMemAlloc(size + INSIDE_BYTES))) for size in memory_bytes]
         self.pointers = [allocation + INSIDE_BYTES for allocation in self.allocations]
-        self.memories = [export_pointer(pointer, size) for pointer, size in zip(self.pointers, memory_bytes)]
-        for pointer, size in zip(self.allocations, memory_bytes):
+        self.memories = [export_pointer(pointer, size) for pointer, size in zip(self.pointers, memory_bytes, strict=True)]
+        for pointer, size in zip(self.allocations, memory_bytes, strict=True):
             ok(cu.cuMemsetD8(pointer, 0xEE, size + INSIDE_BYTES))
         self.client = Client.connect(runtime_dir, instance=instance, timeout_s=60)
         self.namespace = Namespace(model="test", weights=weights, engine="test")
@@ -61,7 +61,7 @@ class GpuEngine:
 
     def wrong(self, indices, names):
         """Indices whose bytes are not those of their names."""
-        return [index for index, name in zip(indices, names) if self.read(index) != self.expected(name)]
+        return [index for index, name in zip(indices, names, strict=True) if self.read(index) != self.expected(name)]
 
     def digest(self):
         """Of all bytes of all allocations: nothing outside the blocks may change."""
@@ -128,8 +128,8 @@ class Request:
         return self.answer
 
 
-def stream_of_its_own():
-    return ok(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
+def stream_and_event():
+    return ok(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)), new_event()
 
 
 def told(result):

@@ -6,7 +6,7 @@ import pytest
 
 from offloadd.units import KIB, MIB
 
-from .conftest import Node
+from .conftest import Node, settled_gds
 
 LAYERS, COUNT = 6, 24
 
@@ -36,14 +36,22 @@ SHAPES = {
 }
 WAYS = {
     "ddr": ("tier='ARENA'", "path='DDR', require_path=True", ["ARENA", "DDR"]),
+    "gds": ("durable=True, path='GDS', require_path=True", "path='GDS', require_path=True", ["VOLUME", "GDS"]),
     "bounce": ("durable=True, path='BOUNCE', require_path=True", "path='BOUNCE', require_path=True", ["VOLUME", "BOUNCE"]),
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("shape", SHAPES)
+#: Blocks longer than a staging slot do not go by gds.
+CASES = [(shape, way) for shape in SHAPES for way in WAYS if (shape, way) != ("longer than a staging slot", "gds")]
+
+
+@pytest.mark.parametrize(("shape", "way"), CASES)
 def test_blocks_come_back_into_other_places(node: Node, make_engine: Callable[..., None], shape: str, way: str) -> None:
     daemon, engine = node.daemon(arena_bytes=128 * MIB, slab_bytes=64 * MIB, volume_bytes=512 * MIB), node.engine()
+    if way == "gds":
+        available, why = settled_gds(daemon)
+        if not available and node.control is None:
+            pytest.skip(f"this machine has no way past the host: {why}")
     make_engine(engine, daemon, **SHAPES[shape])
     half = int(SHAPES[shape]["block_count"]) // 2  # type: ignore[call-overload]
     evict, restore, path = WAYS[way]
@@ -63,3 +71,15 @@ def test_blocks_come_back_into_other_places(node: Node, make_engine: Callable[..
     assert {outcome[0] for outcome in restored["outcomes"]} == {"RESTORED"}
     assert evicted["paths"] == [[*path, half]] and restored["paths"] == [[*path, half]]
     assert (wrong, disturbed, untouched) == ([], [], True)
+
+
+def test_blocks_longer_than_a_staging_slot_do_not_go_by_gds(standin_node: Node, make_engine: Callable[..., None]) -> None:
+    daemon = standin_node.daemon(slab_bytes=64 * MIB, volume_bytes=512 * MIB)
+    assert settled_gds(daemon) == (True, "")
+    engine = standin_node.engine()
+    make_engine(engine, daemon, **SHAPES["longer than a staging slot"])
+    engine.run("engine.write(0, 'long')")
+    assert engine.run("result = engine.evict([0], ['long'], durable=True, path='GDS')")["paths"] == [["VOLUME", "BOUNCE", 1]]
+    with pytest.raises(RuntimeError, match="path gds is not available for blocks whose slots have 9449472 bytes; 8388608 is the most"):
+        engine.run("engine.restore([1], ['long'], path='GDS', require_path=True)")
+    assert engine.run("result = [engine.restore([1], ['long'], path='GDS')['paths'], engine.wrong([1], ['long'])]") == [[["VOLUME", "BOUNCE", 1]], []]

@@ -154,7 +154,7 @@ class Workshop:
         self.staging = map_private(8 * MIB)
         self.volume = adopt_volume(*volume.fds, volume_uuid=UUID, slab_bytes=volume.slab_bytes, data_offset=volume.data_offset, thread_count=4)
         self.sent = []
-        self.tools = Tools(self.memories, self.staging.bytes, self.volume, self.sent.append)
+        self.tools = Tools(self.memories, "host", self.staging, self.volume, self.sent.append)
         self.slot_bytes = slot_bytes_for(payload_bytes)
 
     def run(self, operation, records, **options):

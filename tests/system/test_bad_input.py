@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from offloadd.client import Blocks, Client, HostMemory, Namespace, Plane, RestoreStatus
+from offloadd.client.cuda import DeviceMemory
 from offloadd.errors import InvalidRequest, LimitExceeded, PathUnavailable, UnknownRegion
 from offloadd.model.enums import AckLevel, Path, Tier
 from offloadd.units import KIB, MIB
@@ -141,8 +142,11 @@ def test_planes_outside_their_memory_are_refused_and_nothing_is_registered(daemo
 def test_unknown_devices_paths_and_too_many_regions_have_clear_answers(client: Client, engine: Engine) -> None:
     memory = HostMemory.allocate(1 * MIB)
     plane = Plane(0, 0, 4096, 4096)
-    with pytest.raises(PathUnavailable, match=r"cuda:0"):
-        client.register_region(block_count=4, planes=[plane], memories=[memory], namespace=Namespace(model="x"), device="cuda:0")
+    there = DeviceMemory("GPU-1", 1 * MIB, 0, 1 * MIB, bytes(64), (), None)
+    with pytest.raises(PathUnavailable, match="device 'GPU-1' has no mover on this node; devices are host"):
+        client.register_region(block_count=4, planes=[plane], memories=[there], namespace=Namespace(model="x"))
+    with pytest.raises(InvalidRequest, match=r"lie on 2 devices \(GPU-1, host\); they must lie on one"):
+        client.register_region(block_count=4, planes=[plane, Plane(1, 0, 4096, 4096)], memories=[there, memory], namespace=Namespace(model="x"))
     with pytest.raises(PathUnavailable, match="gds is not available: device host is no CUDA device"):
         engine.evict([1], ["a"], path=Path.GDS, require_path=True)
     with pytest.raises(PathUnavailable, match="bounce is not available: device host is no CUDA device"):

@@ -1,0 +1,154 @@
+"""`gds`: bytes go between GPU memory and a volume by cuFile, nothing of the payload through the host, and the answer says what was proven."""
+
+import errno
+from collections.abc import Callable
+
+import pytest
+
+from offloadd.units import KIB
+
+from ..standin.block import CufileMode
+from ..standin.controls import Control
+from ..system.daemon_process import DaemonProcess
+from .conftest import Node, settled_gds
+
+COUNT = 12
+BLOCK_BYTES = 640 * KIB
+SHAPE = {"block_count": 2 * COUNT, "memory_bytes": [2 * COUNT * BLOCK_BYTES], "planes": [(0, 0, BLOCK_BYTES, BLOCK_BYTES)]}
+EVICT = f"""
+    half = {COUNT}
+    names = [f"block {{number}}" for number in range(half)]
+    for number, name in enumerate(names):
+        engine.write(number, name)
+    evicted = engine.evict(range(half), names, durable=True, path="GDS", require_path=True)
+    result = evicted
+"""
+RESTORE = """
+    restored = engine.restore(range(half, 2 * half), names, path="GDS", require_path={require})
+    result = [restored, engine.wrong(range(half, 2 * half), names)]
+"""
+
+
+@pytest.fixture
+def daemon(standin_node: Node) -> DaemonProcess:
+    daemon = standin_node.daemon(mover={"verify_target": 0})
+    assert settled_gds(daemon) == (True, "")
+    return daemon
+
+
+def test_no_payload_passes_the_host_and_a_slice_is_one_call(standin_node: Node, daemon: DaemonProcess, make_engine: Callable[..., None]) -> None:
+    engine = standin_node.engine()
+    make_engine(engine, daemon, **SHAPE)
+    assert standin_node.control is not None
+    mover = standin_node.control.process(daemon.worker_pid("mover cuda:0"))
+    before = mover.counters
+    evicted = engine.run(EVICT)
+    restored, wrong = engine.run(RESTORE.format(require=True))
+    done = mover.counters - before
+    assert evicted["paths"] == restored["paths"] == [["VOLUME", "GDS", COUNT]]
+    assert {outcome[0] for outcome in restored["outcomes"]} == {"RESTORED"} and wrong == []
+    # Header sectors, and 12 bytes a block: its length there, its checksum back.
+    assert done.host_to_device_bytes + done.device_to_host_bytes == COUNT * (4096 + 8 + 4) + COUNT * (4096 + 8 + 4)
+    assert done.cufile_host_copies == done.cufile_bounced == done.cufile_unaligned == 0
+    slot_bytes = BLOCK_BYTES + 4096
+    assert (done.cufile_write_bytes, done.cufile_read_bytes) == (COUNT * slot_bytes, COUNT * slot_bytes)
+    # Never more calls than slices: at most one a block and thread.
+    assert done.cufile_writes <= COUNT and done.cufile_reads <= COUNT and done.cufile_registered == done.cufile_writes + done.cufile_reads
+    assert done.kernels > 0
+
+
+def test_what_one_path_wrote_any_other_restores(standin_node: Node, daemon: DaemonProcess, make_engine: Callable[..., None]) -> None:
+    engine = standin_node.engine()
+    make_engine(engine, daemon, **SHAPE)
+    engine.run(EVICT)
+    for path in ("BOUNCE", "GDS"):
+        restored, wrong = engine.run(RESTORE.format(require=True).replace('path="GDS"', f"path={path!r}"))
+        assert restored["paths"] == [["VOLUME", path, COUNT]] and wrong == []
+
+
+@pytest.mark.parametrize(
+    ("hinder", "why"),
+    [
+        (lambda control: control.fail("cuFileDriverOpen", 5001), "open the driver of cuFile"),
+        (lambda control: setattr(control, "cufile_mode", CufileMode.COMPAT), "bounced through POSIX"),
+        (lambda control: control.fail("cuFileHandleRegister", 5008), "open the volume with cuFile"),
+        (lambda control: control.limit_bar(4 << 20), "with cuFile"),
+        (lambda control: control.fail("cuFileRead", errno.EIO), "cuFile gave an error"),
+    ],
+    ids=["no driver", "compat", "file system", "BAR1", "I/O error"],
+)
+def test_where_there_is_no_way_past_the_host_the_daemon_says_why_and_bounces(
+    standin_node: Node, make_engine: Callable[..., None], hinder: Callable[[Control], object], why: str
+) -> None:
+    assert standin_node.control is not None
+    hinder(standin_node.control)
+    daemon, engine = standin_node.daemon(), standin_node.engine()
+    available, note = settled_gds(daemon)
+    assert not available and why in note
+    make_engine(engine, daemon, **SHAPE)
+    with pytest.raises(RuntimeError, match="path gds is not available"):
+        engine.run(EVICT)
+    evicted = engine.run(EVICT.replace(", require_path=True", ""))
+    restored, wrong = engine.run(RESTORE.format(require=False))
+    assert evicted["paths"] == restored["paths"] == [["VOLUME", "BOUNCE", COUNT]] and wrong == []
+
+
+@pytest.mark.parametrize("require", [False, True])
+def test_cufile_that_bounces_later_is_told(standin_node: Node, daemon: DaemonProcess, make_engine: Callable[..., None], require: bool) -> None:
+    engine = standin_node.engine()
+    make_engine(engine, daemon, **SHAPE)
+    engine.run(EVICT)
+    assert standin_node.control is not None
+    standin_node.control.cufile_mode = CufileMode.COMPAT
+    restored, wrong = engine.run(RESTORE.format(require=require))
+    if require:
+        assert {tuple(outcome[:2]) for outcome in restored["outcomes"]} == {("FAILED", "WRONG_PATH")}
+        assert len(wrong) == COUNT, "bytes were scattered though the required path was not taken"
+    else:
+        assert restored["paths"] == [["VOLUME", "BOUNCE", COUNT]] and wrong == []
+
+
+@pytest.mark.parametrize("call", ["cuFileRead", "cuFileWrite"])
+def test_an_error_in_the_middle_fails_its_blocks_and_no_others(standin_node: Node, daemon: DaemonProcess, make_engine: Callable[..., None], call: str) -> None:
+    engine = standin_node.engine()
+    make_engine(engine, daemon, **SHAPE)
+    assert standin_node.control is not None
+    if call == "cuFileRead":
+        engine.run(EVICT)
+    with standin_node.control.fail(call, errno.EIO, times=1) as fault:
+        outcomes = engine.run(RESTORE.format(require=True))[0]["outcomes"] if call == "cuFileRead" else engine.run(EVICT)["outcomes"]
+        assert fault.hits == 1
+    failed = [outcome[1] for outcome in outcomes if outcome[0] == "FAILED"]
+    assert failed and set(failed) == {"IO_ERROR"} and len(failed) < COUNT
+    engine.run(EVICT)
+    restored, wrong = engine.run(RESTORE.format(require=True))
+    assert {outcome[0] for outcome in restored["outcomes"]} == {"RESTORED"} and wrong == []
+
+
+def test_a_corrupt_payload_is_found_on_the_gpu(standin_node: Node, daemon: DaemonProcess, make_engine: Callable[..., None]) -> None:
+    engine = standin_node.engine()
+    make_engine(engine, daemon, **SHAPE)
+    engine.run(EVICT)
+    content = bytearray(daemon.volumes[0].read_bytes())
+    payload = bytes.fromhex(engine.run("result = engine.expected('block 3').hex()"))
+    at = content.index(payload)
+    content[at + 100_000] ^= 4
+    with daemon.volumes[0].open("r+b") as file:
+        file.seek(at)
+        file.write(content[at : at + BLOCK_BYTES])
+    restored, wrong = engine.run(RESTORE.format(require=True))
+    assert [outcome[:2] for outcome in restored["outcomes"]] == [
+        ["DATA_LOSS", "CHECKSUM_MISMATCH"] if number == 3 else ["RESTORED", "NONE"] for number in range(COUNT)
+    ]
+    assert wrong == [COUNT + 3]
+
+
+def test_a_short_read_is_data_loss(standin_node: Node, daemon: DaemonProcess, make_engine: Callable[..., None]) -> None:
+    engine = standin_node.engine()
+    make_engine(engine, daemon, **SHAPE)
+    engine.run(EVICT)
+    assert standin_node.control is not None
+    with standin_node.control.short("cuFileRead", 8192, times=1):
+        restored, wrong = engine.run(RESTORE.format(require=True))
+    lost = [number for number, outcome in enumerate(restored["outcomes"]) if outcome[:2] == ["DATA_LOSS", "SHORT_IO"]]
+    assert lost and wrong == [COUNT + number for number in lost]
