@@ -8,7 +8,7 @@ import pytest
 from offloadd.units import KIB
 
 from ..standin.block import CufileMode
-from ..standin.controls import Control
+from ..standin.controls import Control, wait_until
 from ..system.daemon_process import DaemonProcess
 from .conftest import Node, settled_gds
 
@@ -152,3 +152,45 @@ def test_a_short_read_is_data_loss(standin_node: Node, daemon: DaemonProcess, ma
         restored, wrong = engine.run(RESTORE.format(require=True))
     lost = [number for number, outcome in enumerate(restored["outcomes"]) if outcome[:2] == ["DATA_LOSS", "SHORT_IO"]]
     assert lost and wrong == [COUNT + number for number in lost]
+
+
+def test_durable_is_answered_after_a_sync_that_covers_the_write(standin_node: Node, daemon: DaemonProcess, make_engine: Callable[..., None]) -> None:
+    engine = standin_node.engine()
+    make_engine(engine, daemon, **SHAPE)
+    assert standin_node.control is not None
+    mover = daemon.worker_pid("mover cuda:0")
+    with standin_node.control.hang("fdatasync", times=1, pid=mover) as fault:
+        engine.start(EVICT)
+        wait_until(lambda: fault.waiting_now == 1, "a sync after the writes")
+        assert standin_node.control.process(mover).counters.cufile_writes > 0
+    assert {outcome[0] for outcome in engine.finish()["outcomes"]} == {"STORED"}
+
+
+def test_after_a_failed_sync_nothing_more_is_durable_and_what_was_is_still_restored(
+    standin_node: Node, daemon: DaemonProcess, make_engine: Callable[..., None]
+) -> None:
+    engine = standin_node.engine()
+    make_engine(engine, daemon, **SHAPE)
+    engine.run(EVICT)
+    assert standin_node.control is not None
+    standin_node.control.fail("fdatasync", errno.EIO, times=1, pid=daemon.worker_pid("mover cuda:0"))
+    more = "result = engine.evict([0], [{name!r}], durable=True, path='GDS', require_path=True)"
+    for name in ("the failed sync's", "one later"):
+        assert engine.run(more.format(name=name))["outcomes"] == [["FAILED", "IO_ERROR", "ANY"]]
+    restored, wrong = engine.run(RESTORE.format(require=True))
+    assert {outcome[0] for outcome in restored["outcomes"]} == {"RESTORED"} and wrong == []
+
+
+def test_what_lies_behind_a_payload_in_its_slot_is_no_other_block(standin_node: Node, make_engine: Callable[..., None]) -> None:
+    daemon = standin_node.daemon(io_threads=1)
+    assert settled_gds(daemon) == (True, "")
+    for payload_bytes, name in ((8191, "a secret"), (5001, "short")):
+        # Both payloads take slots of 12 KiB, so the second is staged where the first was.
+        engine = standin_node.engine()
+        make_engine(engine, daemon, block_count=1, memory_bytes=[payload_bytes], planes=[(0, 0, payload_bytes, payload_bytes)], weights=name)
+        engine.run(f"engine.write(0, {name!r})")
+        engine.run(f"engine.evict([0], [{name!r}], durable=True, path='GDS', require_path=True)")
+        payload = bytes.fromhex(engine.run(f"result = engine.expected({name!r}).hex()"))
+    content = daemon.volumes[0].read_bytes()
+    at = content.index(payload)
+    assert content[at + 5001 : at + 8192] == bytes(8192 - 5001)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent
 CUDA = ("control", "device", "memory_table", "memory", "host_memory", "ipc_memory", "chunks", "stream", "event", "copy", "module", "lookup")
-CUFILE = ("cufile", "cufile_stats", "cufile_async", "proc_modules")
+CUFILE = ("cufile", "cufile_stats", "cufile_async", "system")
 FLAGS = ("-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,--no-undefined")
 
 

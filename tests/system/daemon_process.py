@@ -30,6 +30,7 @@ class DaemonProcess:
     limits: dict[str, object] = field(default_factory=dict)
     mover: dict[str, object] = field(default_factory=lambda: {"verify_target": 1})
     open_slabs: int = 8
+    io_threads: int = 8
     #: Files of the daemon and its workers may not grow beyond this (RLIMIT_FSIZE): a disk that is full, without a disk.
     file_bytes_max: int = 0
     gpus: tuple[str, ...] = ()
@@ -56,7 +57,7 @@ class DaemonProcess:
         text += section("mover", self.mover) + section("limits", self.limits)
         text += f"[gpu]\ndevices = {list(self.gpus)}\n"
         for volume in self.volumes:
-            text += "[[volume]]\n" + section("x", {"path": str(volume), "open_slabs": self.open_slabs}).split("\n", 1)[1]
+            text += "[[volume]]\n" + section("x", {"path": str(volume), "open_slabs": self.open_slabs, "io_threads": self.io_threads}).split("\n", 1)[1]
         self.config.write_text(text)
 
     def start(self) -> None:

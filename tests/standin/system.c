@@ -1,0 +1,35 @@
+/* What of the system has to be otherwise on a node with GPUs, or to fail when a test says so. Works where libcufile.so.0 is preloaded, as environment() does. */
+#define _GNU_SOURCE
+#include "standin.h"
+#include <dlfcn.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* Kernels without modules have no /proc/modules, and our code then refuses cuFile, whose real library would look for the file for ever. So it is there for those
+ * who ask whether it is. */
+static const char *instead(const char *path) {
+    return path && !strcmp(path, "/proc/modules") ? "/proc/version" : path;
+}
+
+EXPORT int stat(const char *restrict path, struct stat *restrict found) {
+    int (*next)(const char *, struct stat *) = dlsym(RTLD_NEXT, "stat");
+    return next(instead(path), found);
+}
+
+EXPORT int stat64(const char *restrict path, struct stat64 *restrict found) {
+    int (*next)(const char *, struct stat64 *) = dlsym(RTLD_NEXT, "stat64");
+    return next(instead(path), found);
+}
+
+/* Counted, and with faults: `control.fail("fdatasync", errno.EIO)`. */
+EXPORT int fdatasync(int fd) {
+    static struct standin_entry entry = {.name = "fdatasync"};
+    int code = standin_enter(&entry).code;
+    if (code) {
+        errno = code;
+        return -1;
+    }
+    int (*next)(int) = dlsym(RTLD_NEXT, "fdatasync");
+    return next(fd);
+}
