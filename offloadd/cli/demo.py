@@ -334,7 +334,8 @@ def run(tokens: int = TOKENS, rounds: int = ROUNDS) -> int:
     shown = {(one.tier, one.path) for one in figures}
     for path in paths:
         if (path.tier, path.path) not in shown:
-            console.print(f"[dim]{_way(path.tier, path.path):<16}not available: {path.note}[/]")
+            why = f"not available: {path.note}" if path.note else f"not tried: the demo's blocks lie in host memory, this way serves {path.device}"
+            console.print(f"[dim]{_way(path.tier, path.path):<16}{why}[/]")
     sequences = sum(one.verified for one in figures)
     console.print(
         f"\n[green]✔[/] {sequences} sequences ({format_bytes(sequences * size.sequence_bytes)}) compared: every byte as it was evicted.\n"

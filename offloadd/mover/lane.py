@@ -4,6 +4,7 @@ Leader and followers: a thread without work becomes the leader if there is none,
 others, and does the first itself. So a job of one slice reaches the volume without a hand-over between threads (some 0.1 ms), and no thread ever polls.
 """
 
+import select
 import socket
 import sys
 import threading
@@ -18,10 +19,14 @@ from offloadd.mover.device import Bench
 from offloadd.mover.messages import Job, LaneAnswer
 from offloadd.mover.slices import Slice, cut
 from offloadd.mover.time_slices import take_short_turns
-from offloadd.mover.tools import Memories, Tools
+from offloadd.mover.tools import Memories, Tools, may_begin
 from offloadd.mover.volume import Volume
 from offloadd.mover.work import FrontGoneError, run
 from offloadd.tiers.format import LONG_SLOT_BYTES
+
+#: Between two looks at an engine's event.
+_PAUSE_S_MIN = 20e-6
+_PAUSE_S_MAX = 1e-3
 
 
 class Lane:
@@ -44,6 +49,8 @@ class Lane:
         self._benches: Sequence[Bench] = ()
         self._threads: list[threading.Thread] = []
         self._changed = threading.Condition()
+        #: Jobs whose engine has not come yet. Only the leader touches them.
+        self._parked: list[list[Slice]] = []
         #: Slices that no thread has begun.
         self._waiting: deque[Slice] = deque()
         #: Some thread is waiting in the socket.
@@ -115,7 +122,7 @@ class Lane:
                 if self._stopped:
                     return None
                 self._led = True
-            pieces = self._receive()
+            pieces = self._lead()
             with self._changed:
                 self._led = False
                 if pieces is None or self._stopped:
@@ -127,6 +134,33 @@ class Lane:
                 self._changed.notify(len(pieces))
                 if pieces:
                     return pieces[0]
+
+    def _lead(self) -> list[Slice] | None:
+        """The slices of the next job that may begin; None when the front has closed the lane.
+
+        Jobs behind an engine's event wait here and not in a thread: an engine that does not come must not hold up another's. Nobody looks at them while all
+        threads work, but then nobody could begin them.
+        """
+        pause_s = _PAUSE_S_MIN
+        while True:
+            for number, pieces in enumerate(self._parked):
+                if may_begin(self._memories.engine, pieces):
+                    del self._parked[number]
+                    return pieces
+            if self._parked and not self._readable(pause_s):
+                pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+                continue
+            received = self._receive()
+            if not received or not received[0].job.after_event:
+                return received
+            self._parked.append(received)
+            pause_s = _PAUSE_S_MIN
+
+    def _readable(self, timeout_s: float) -> bool:
+        # Not select(): a mover with many volumes has descriptors above its 1024.
+        poll = select.poll()
+        poll.register(self._channel.sock, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1e3))
 
     def _receive(self) -> list[Slice] | None:
         """The slices of the next job; None when the front has closed the lane."""

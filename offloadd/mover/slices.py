@@ -33,6 +33,8 @@ class Slice:
         "checksum_ns",
         "checksums",
         "copy_ns",
+        #: Why its engine's event can't be waited for.
+        "failure",
         "io_bytes",
         "io_ns",
         "job",
@@ -52,6 +54,7 @@ class Slice:
         self.checksums = np.zeros(len(records), dtype=np.uint32)
         #: Set when the bytes did not go past the host though the lane does.
         self.bounced = False
+        self.failure: Exception | None = None
         self.queue_ns = self.copy_ns = self.checksum_ns = self.io_ns = self.io_bytes = self._last_ns = 0
 
     def start(self) -> None:

@@ -1,14 +1,13 @@
 """What a worker thread works with, and the copies between a slice's blocks and memory of ours."""
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from offloadd.errors import InvalidRequest
 from offloadd.memory.mapping import Bytes
-from offloadd.model.enums import Reason
 from offloadd.mover.arena import Arena
 from offloadd.mover.device import Bench, MappedRegion, MoverDevice
 from offloadd.mover.engine_memory import EngineMemory
@@ -63,29 +62,22 @@ class Tools:
 
 Regions = dict[int, MappedRegion]
 
-#: Between two looks at an engine's event.
-_PAUSE_S_MIN = 20e-6
-_PAUSE_S_MAX = 1e-3
 
+def may_begin(engine: EngineMemory, pieces: Sequence[Slice]) -> bool:
+    """Whether the slices of a job need not wait (any more): the engine's event has come, or their own end has (deadline, fence), or it can't be told.
 
-def wait_for_engine(tools: Tools, piece: Slice) -> bool:
-    """Wait until the engine's work before `after_event` is done; False, with the reason in the slice, at the deadline or a fence.
-
-    Asks again and again, and holds the region only while it asks: behind an engine that never comes, neither a fence nor an unmap may wait.
+    Holds the region only while it asks: behind an engine that never comes, neither a fence nor an unmap may wait.
     """
-    pause_s = _PAUSE_S_MIN
-    while True:
-        with tools.memories.engine.borrow(piece.job.move, piece.regions) as regions:
-            if regions is None:
-                piece.fail(Reason.CANCELLED)
-                return False
-            if all(region.has_come(piece.job.after_event) for region in regions.values()):
-                return True
-        if piece.expired():
-            piece.fail(Reason.DEADLINE)
-            return False
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+    first = pieces[0]
+    if not first.job.after_event or first.expired():
+        return True
+    try:
+        with engine.borrow(first.job.move, first.regions) as regions:
+            return regions is None or all(region.has_come(first.job.after_event) for region in regions.values())
+    except (OSError, InvalidRequest, ValueError) as error:
+        for piece in pieces:
+            piece.failure = error
+        return True
 
 
 def gather_blocks(piece: Slice, regions: Regions, target: Payloads, first: int = 0, last: int | None = None) -> None:

@@ -10,7 +10,7 @@ from offloadd.mover import arena_work, gds_work, long_work, spill_work, volume_w
 from offloadd.mover.messages import Operation
 from offloadd.mover.slices import Slice
 from offloadd.mover.slot_io import ShortIoError
-from offloadd.mover.tools import Tools, wait_for_engine
+from offloadd.mover.tools import Tools
 from offloadd.tiers.format import LONG_SLOT_BYTES
 
 Work = Callable[[Tools, Slice], None]
@@ -76,8 +76,8 @@ def _attempt(tools: Tools, piece: Slice) -> None:
     if tools.memories.engine.fenced(piece.job.move):
         piece.fail(Reason.CANCELLED)
         return
-    if piece.job.after_event and not wait_for_engine(tools, piece):
-        return
+    if piece.failure is not None:
+        raise piece.failure
     _work_of(tools, piece)(tools, piece)
 
 

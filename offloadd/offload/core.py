@@ -228,7 +228,8 @@ class Core:
         """The device of this name or UUID. Raises `PathUnavailable`: there is none, or it can't be used."""
         found = self.devices.get(name) or next((one for one in self.devices.values() if one.uuid and one.uuid == name), None)
         if found is None:
-            known = ", ".join(f"{one.name} ({one.uuid})" if one.uuid else one.name for one in self.devices.values())
+            # A GPU that can't be used has told no UUID: it may be the one that is meant.
+            known = ", ".join(f"{one.name} ({one.note or one.uuid})" if one.is_gpu else one.name for one in self.devices.values())
             raise PathUnavailable(f"device {name!r} has no mover on this node; devices are {known}")
         if found.note:
             raise PathUnavailable(f"device {name!r} can't be used: {found.note}")

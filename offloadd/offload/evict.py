@@ -185,6 +185,8 @@ class Evictor:
         serving = [volume for volume in core.serving_volumes() if volume.ordinal in region.namespace.on_volumes]
         if options.require_path:
             serving = [volume for volume in serving if (volume.ordinal, options.path) in region.device.volume_lanes]
+        # The device's mover may have been refused the memory for its way there.
+        serving = [volume for volume in serving if region.device.volume_lane(volume.ordinal, slot_bytes=region.slot_bytes) is not None]
         if not serving:
             return missing, Reason.NO_TIER
         failures = {volume.ordinal: volume.slab_failures for volume in serving}

@@ -383,9 +383,10 @@ class Offload:
             usable = not device.note
             notes += [
                 WayNote(device.name, Tier.ARENA, Path.DDR, usable and arena, device.note or no_arena),
-                WayNote(device.name, Tier.VOLUME, Path.BOUNCE, usable and volume, device.note or no_volume),
-                WayNote(device.name, Tier.VOLUME, Path.GDS, usable and device.has_path(Path.GDS), device.note or device.refusal(Path.GDS) or no_volume),
             ]
+            for path in device.volume_paths:
+                served = usable and volume and device.has_path(path)
+                notes.append(WayNote(device.name, Tier.VOLUME, path, served, device.note or no_volume or device.refusal(path)))
         if not gpus:
             notes += [WayNote("cuda", Tier.VOLUME, path, False, "no CUDA device") for path in (Path.BOUNCE, Path.GDS)]
         return notes
