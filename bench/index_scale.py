@@ -24,6 +24,7 @@ from bench.support.workload import load_workload
 from offloadd.catalog.catalog import Catalog
 from offloadd.catalog.pool import Pool, Shortage
 from offloadd.catalog.warm_up import warm_up
+from offloadd.offload.evict import RESERVE_BLOCKS
 from offloadd.tiers.format import slot_bytes_for, slot_count_for
 
 PAUSE_S = 5e-3
@@ -120,11 +121,11 @@ class Scale:
         return self.catalog.rows_of_namespace(NAMESPACE)
 
     def store(self, count: int, reserve_s: Series, publish_s: Series) -> int:
-        """Evict `count` new blocks as the front does; returns how many got a slot."""
+        """Evict `count` new blocks as the front does, RESERVE_BLOCKS at a time; returns how many got a slot."""
         stored = 0
         keys = self.new_keys(count)
         while stored < count:
-            reservation = self.timed(reserve_s, self.catalog.reserve_volume, 0, self.slot_bytes, count - stored)
+            reservation = self.timed(reserve_s, self.catalog.reserve_volume, 0, self.slot_bytes, min(RESERVE_BLOCKS, count - stored))
             taken = len(reservation)
             mine = keys[stored : stored + taken]
             if taken:
@@ -200,7 +201,7 @@ def victims(scale: Scale, count: int) -> None:
     for _ in range(scale.work.call_count):
         if scale.store(count, reserve_s, publish_s) != count:
             raise RuntimeError("a volume with nothing kept has no room")
-    scale.tell(f"reserve on a full volume (victims), {count} blocks", reserve_s)
+    scale.tell(f"reserve on a full volume (victims), {count} blocks, {RESERVE_BLOCKS} at a time", reserve_s)
     scale.tell(f"publish on a full volume, {count} blocks", publish_s)
 
 
@@ -240,7 +241,7 @@ def worst_cases(scale: Scale) -> None:
     catalog.touch(live)
     seconds = Series()
     scale.store(512, seconds, Series())
-    scale.tell("reserve 512 with every other block kept and all used since the hand passed", seconds)
+    scale.tell(f"reserve 512, {RESERVE_BLOCKS} at a time, with every other block kept and all used since the hand passed", seconds)
     expiries = Series()
     while scale.timed(expiries, holds.expire, 200.0):
         pass

@@ -32,6 +32,8 @@ CLOCK_WINDOW = 512
 CLOCK_STEPS_MAX = 16
 #: Sweeps in one reservation after the first one, each over one slab that is known to hold something to reclaim.
 SWEEPS_MAX = 8
+#: Slabs that are looked into before all rows are gone through: 20 µs each against 3 to 9 ms at a million blocks.
+NEAR_SLABS = 16
 #: Cold slabs of other sizes that one reservation looks at before it gives up: bounds the pause when all of them are kept.
 RECUT_CANDIDATES = 16
 #: Ticks for which a slab that could not be opened is left alone: a sick one must not have every evict wait for it.
@@ -236,16 +238,31 @@ class Pool:
         return got, Shortage.OPENING if busy.any() else Shortage.FULL
 
     def _search(self, ring: Ring, count: int, taken: list[tuple[Slab, Rows]], victims: list[Rows]) -> tuple[int, Shortage]:
-        """The hand found too little in the slots that it may pass in one go: look where there is something, be it warm."""
+        """The hand found too little in the slots that it may pass in one go: look where there is something, be it warm.
+
+        Nearly always that is in one of the next slabs. Only where they hold nothing are all rows gone through, and then few of them may be reclaimed.
+        """
+        got, shortage = self._search_in(self._near(ring), ring, count, taken, victims)
+        if shortage != Shortage.FULL:
+            return got, shortage
         by_slab = self._reclaimable()
         usable = set(np.flatnonzero((by_slab > 0) & self._columns.cut_as(ring.at_hand.slot_bytes) & self._reachable()).tolist())
+        more, shortage = self._search_in(usable, ring, count - got, taken, victims)
+        return got + more, shortage
+
+    def _near(self, ring: Ring) -> set[int]:
+        """Those of the next slabs that hold something that may be reclaimed, by index."""
+        reachable = self._reachable()
+        return {slab.index for slab in ring.next(NEAR_SLABS) if reachable[slab.index] and not self._protected(_live(slab)).all()}
+
+    def _search_in(self, usable: set[int], ring: Ring, count: int, taken: list[tuple[Slab, Rows]], victims: list[Rows]) -> tuple[int, Shortage]:
         got = 0
         for _ in range(SWEEPS_MAX):
             slab = ring.jump(usable)
             if slab is None:
                 return got, Shortage.FULL
             usable.discard(slab.index)
-            live = slab.rows[(slab.rows != FREE) & (slab.rows != RESERVED)]
+            live = _live(slab)
             self._referenced[live[~self._protected(live)]] = 0
             more, shortage = self._sweep(ring, count - got, taken, victims, steps=-(-slab.slot_count // CLOCK_WINDOW))
             got += more
@@ -484,3 +501,9 @@ def _join(parts: list[Any]) -> Rows:
     if not parts:
         return np.zeros(0, dtype=np.uint32)
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _live(slab: Slab) -> Rows:
+    """The rows of a slab's blocks."""
+    rows: Rows = slab.rows[(slab.rows != FREE) & (slab.rows != RESERVED)]
+    return rows

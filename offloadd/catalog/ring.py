@@ -45,6 +45,10 @@ class Ring:
         self._slabs[self._hand].hand = 0
         self._hand = (self._hand + 1) % len(self._slabs)
 
+    def next(self, count: int) -> list[Slab]:
+        """The slab at hand and those that follow, up to `count`."""
+        return [self._slabs[(self._hand + offset) % len(self._slabs)] for offset in range(min(count, len(self._slabs)))]
+
     def jump(self, slabs: set[int]) -> Slab | None:
         """Move the hand to the first slot of the nearest slab out of these (by index), itself included; None where there is none."""
         for offset in range(len(self._slabs)):

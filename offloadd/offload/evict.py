@@ -209,7 +209,7 @@ class Evictor:
                     share = missing[owners == number]
                     if share.shape[0] == 0:
                         continue
-                    # The rest in the next turn: where all blocks were just used a reservation takes 10 µs a slot.
+                    # The rest in the next turn of the loop: a reservation and its victims take some µs a slot.
                     share, later = share[:RESERVE_BLOCKS], share[RESERVE_BLOCKS:]
                     reservation = core.catalog.reserve_volume(volume.ordinal, region.slot_bytes, share.shape[0])
                     if reservation.shortage != Shortage.NONE:

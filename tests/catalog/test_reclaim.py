@@ -381,6 +381,22 @@ def test_where_all_blocks_are_warm_and_the_sweep_is_bounded_victims_are_found_in
     assert len(got) == 3 and got.victims.shape == (3,)
 
 
+def test_a_pass_over_all_rows_is_made_only_where_the_next_slabs_hold_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "CLOCK_STEPS_MAX", 1)
+    monkeypatch.setattr(pool_module, "NEAR_SLABS", 4)
+    passes = []
+    world = World(volume_slabs=(12,))
+    pool = world.pool()
+    reclaimable = pool._reclaimable
+    monkeypatch.setattr(pool, "_reclaimable", lambda: passes.append(1) or reclaimable())
+    rows = world.store(range(96))
+    world.catalog.touch(rows)
+    assert len(world.ask(3)) == 3 and not passes
+    world.catalog.holds.hold(1, np.setdiff1d(np.flatnonzero(world.catalog._volume), rows[90:]).astype(np.uint32), 10.0)
+    got = world.ask(3)
+    assert len(got) == 3 and set(got.victims.tolist()) <= set(rows[90:].tolist()) and passes
+
+
 def test_a_publication_of_a_slot_that_is_not_reserved_is_refused() -> None:
     world = World()
     places = world.reserve(2)
