@@ -12,7 +12,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 def test_the_example_of_the_readme_restores_what_it_evicted(daemon: DaemonProcess) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    code, _on_a_gpu = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "OFFLOADD_RUNTIME_DIR": str(daemon.runtime_dir)},
