@@ -5,6 +5,7 @@
 #   make lint    the checks alone
 #   make proto   regenerate offloadd/v1 from protos/
 #   make bench   every benchmark
+#   make report  bench/results/report.html of what `make bench` wrote
 #   make clean   remove what was built and cached; `make distclean` removes .venv as well
 #
 # PYTHON=python3.12 chooses the interpreter, PYTEST_ARGS="-k name" narrows the tests.
@@ -22,7 +23,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PYTEST_ARGS ?=
 PROTOS := $(wildcard protos/offloadd/v1/*.proto)
-BENCHES = $(basename $(notdir $(shell grep -l '__main__' bench/*.py 2>/dev/null)))
+BENCHES = $(basename $(notdir $(shell grep -l 'with benchmark(' bench/*.py 2>/dev/null)))
 
 EXTRAS_run :=
 EXTRAS_test := [test]
@@ -31,10 +32,10 @@ TAKES_run := less than a minute
 TAKES_test := some minutes the first time: PyTorch alone is 0.2 to 3 GB, depending on the build that is offered
 TAKES_bench := less than a minute
 
-.PHONY: help test demo lint pytest proto bench clean distclean
+.PHONY: help test demo lint pytest proto bench report clean distclean
 
 help:
-	@sed -n '3,10s/^# \{0,1\}//p' Makefile
+	@sed -n '3,11s/^# \{0,1\}//p' Makefile
 
 # Sub-makes, so that the checks fail before the long part starts, also under -j.
 test:
@@ -61,6 +62,9 @@ proto: $(VENV)/.installed-test
 bench: $(VENV)/.installed-bench
 	@test -n "$(BENCHES)" || { echo "bench/ holds no benchmark" >&2; exit 1; }
 	@for name in $(BENCHES); do echo "== $$name"; $(BIN)/python -m bench.$$name; done
+
+report: $(VENV)/.installed-bench
+	@$(BIN)/python -m bench.html bench/results/*.json -o bench/results/report.html
 
 clean:
 	@rm -rf build dist .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage

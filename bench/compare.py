@@ -49,7 +49,7 @@ def tell(console: Console, old: Result, new: Result, found: Comparison) -> None:
     for result, which in ((old, "old"), (new, "new")):
         console.print(escape(f"{which}: {result.name}, commit {result.machine.get('commit', 'unknown')}, {result.machine.get('date', 'no date')}"))
     for warning in found.warnings:
-        console.print(f"[bold red]DIFFERENT[/bold red] {escape(warning)}")
+        console.print(f"[bold red]CAUTION[/bold red] {escape(warning)}")
     console.print(_table(found.figures))
     if any(figure.basis is Basis.RATIO for figure in found.figures):
         console.print("Figures of kind “ratio to ceiling” are compared by that ratio and not by their value, since machines drift.", style="dim")

@@ -12,6 +12,8 @@ class Summary:
 
     count: int
     median: float
+    p25: float
+    p75: float
     p95: float
     p99: float
     maximum: float
@@ -20,13 +22,23 @@ class Summary:
     def of(cls, values: Iterable[float]) -> "Summary":
         """Summarize at least one value."""
         ordered = sorted(values)
-        return cls(len(ordered), statistics.median(ordered), percentile(ordered, 95), percentile(ordered, 99), ordered[-1])
+        return cls(
+            len(ordered),
+            statistics.median(ordered),
+            percentile(ordered, 25),
+            percentile(ordered, 75),
+            percentile(ordered, 95),
+            percentile(ordered, 99),
+            ordered[-1],
+        )
 
     def detail(self, scale: float = 1.0, prefix: str = "") -> dict[str, float | int | str]:
         """For a figure's `detail`; values times `scale`."""
         return {
             f"{prefix}count": self.count,
             f"{prefix}median": self.median * scale,
+            f"{prefix}p25": self.p25 * scale,
+            f"{prefix}p75": self.p75 * scale,
             f"{prefix}p95": self.p95 * scale,
             f"{prefix}p99": self.p99 * scale,
             f"{prefix}max": self.maximum * scale,
