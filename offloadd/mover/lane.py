@@ -98,7 +98,8 @@ class Lane:
             raise FrontGoneError from error
 
     def _work(self, tools: Tools) -> None:
-        take_short_turns()
+        if self._volume is not None:
+            take_short_turns()
         try:
             self._memories.device.enter_thread(self._path)
             while (piece := self._next()) is not None:
