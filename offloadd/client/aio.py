@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
@@ -40,7 +40,7 @@ class _Link:
     reader: "asyncio.Task[None]"
     metadata: Metadata = field(repr=False)
     capabilities: Capabilities
-    memory_ids: dict[HostMemory, bytes] = field(default_factory=dict)
+    memory_ids: dict[HostMemory | DeviceMemory, bytes] = field(default_factory=dict)
     registered: set[Region] = field(default_factory=set)
 
     async def lost(self) -> bool:
@@ -113,6 +113,10 @@ class AsyncClient:
                 await self._call(lambda link: self._register(link, region))
             except BaseException:
                 self._regions.remove(region)
+                if self._link is not None:
+                    # What was refused must not keep GPU memory. If the session is over, nothing does.
+                    with suppress(OffloaddError):
+                        await self._detach(self._link, region)
                 raise
         return region
 
@@ -328,19 +332,23 @@ class AsyncClient:
         if region in link.registered:
             return
         for memory in region.memories:
-            if isinstance(memory, HostMemory) and memory not in link.memory_ids:
-                link.memory_ids[memory] = await asyncio.to_thread(link.attach.attach_memory, memory.fd, memory.memory_bytes)
+            if convert.is_attached(memory) and memory not in link.memory_ids:
+                link.memory_ids[memory] = await asyncio.to_thread(link.attach.hand_over, memory)
         request = convert.register_request(region, link.memory_ids)
         convert.take_registered(region, await self._unary(link, link.stub.RegisterRegion, request))
         link.registered.add(region)
+
+    async def _detach(self, link: _Link, region: Region) -> None:
+        """Take back the region's memories that no other region uses."""
+        for memory in region.memories:
+            if memory in link.memory_ids and not any(memory in other.memories for other in self._regions):
+                await asyncio.to_thread(link.attach.detach_memory, link.memory_ids.pop(memory))
 
     async def _unregister(self, link: _Link, region: Region) -> None:
         if region in link.registered:
             await self._unary(link, link.stub.UnregisterRegion, pb.UnregisterRegionRequest(region_id=region.region_id))
             link.registered.discard(region)
-        for memory in region.memories:
-            if isinstance(memory, HostMemory) and memory in link.memory_ids and not any(memory in other.memories for other in self._regions):
-                await asyncio.to_thread(link.attach.detach_memory, link.memory_ids.pop(memory))
+        await self._detach(link, region)
 
     async def _call(self, work: Callable[[_Link], Awaitable[T]]) -> T:
         link = await self._live()

@@ -3,17 +3,21 @@
 import select
 import socket
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from offloadd.client.cuda.memory import DeviceMemory
+from offloadd.client.memory import HostMemory
 from offloadd.errors import DaemonFailed, InvalidRequest, Unavailable
 from offloadd.model.attach import (
     ATTACH_MESSAGE_BYTES_MAX,
     ATTACH_VERSION,
     Attach,
     AttachAnswer,
+    AttachDeviceMemory,
     Attached,
     AttachMemory,
     AttachRequest,
@@ -62,14 +66,19 @@ class AttachLink:
 
     def attach_memory(self, fd: int, memory_bytes: int) -> bytes:
         """Hand over a sealed memfd and get its id. Raises InvalidRequest, LimitExceeded, Unavailable."""
-        answer = self._ask(AttachMemory(memory_bytes), MemoryAttached, fd)
-        try:
-            return bytes.fromhex(answer.memory_id)
-        except ValueError as error:
-            raise DaemonFailed("the daemon answered a memory_id that is not hexadecimal") from error
+        return _memory_id(self._ask(AttachMemory(memory_bytes), MemoryAttached, [fd]))
+
+    def attach_device_memory(self, memory: DeviceMemory) -> bytes:
+        """Hand over GPU memory in chunks and get its id. Raises as `attach_memory`."""
+        request = AttachDeviceMemory(memory.device_uuid, tuple(chunk.chunk_bytes for chunk in memory.chunks), memory.offset_bytes, memory.memory_bytes)
+        return _memory_id(self._ask(request, MemoryAttached, memory.fds))
+
+    def hand_over(self, memory: HostMemory | DeviceMemory) -> bytes:
+        """Attach it, whichever it is. Raises as `attach_memory`."""
+        return self.attach_device_memory(memory) if isinstance(memory, DeviceMemory) else self.attach_memory(memory.fd, memory.memory_bytes)
 
     def detach_memory(self, memory_id: bytes) -> None:
-        """Let the daemon close the descriptor. Raises Unavailable."""
+        """Let the daemon close the descriptors. Raises Unavailable."""
         self._ask(DetachMemory(memory_id.hex()), MemoryDetached)
 
     def wait_lost(self, timeout_s: float) -> bool:
@@ -85,16 +94,16 @@ class AttachLink:
         """Hang up, which ends the session. May be called again."""
         self._sock.close()
 
-    def _ask(self, request: AttachRequest, expected: type[Answer], fd: int | None = None) -> Answer:
+    def _ask(self, request: AttachRequest, expected: type[Answer], fds: Sequence[int] = ()) -> Answer:
         data = msgspec.json.encode(request)
         if len(data) > ATTACH_MESSAGE_BYTES_MAX:
             raise InvalidRequest(f"an attach message of {len(data)} bytes is too long; {ATTACH_MESSAGE_BYTES_MAX} is the most")
         with self._lock:
             try:
-                if fd is None:
-                    self._sock.send(data)
+                if fds:
+                    socket.send_fds(self._sock, [data], list(fds))
                 else:
-                    socket.send_fds(self._sock, [data], [fd])
+                    self._sock.send(data)
                 reply = self._sock.recv(ATTACH_MESSAGE_BYTES_MAX)
             except OSError as error:
                 # After a timeout a late answer would be taken for that of the next request.
@@ -111,3 +120,10 @@ class AttachLink:
         if not isinstance(answer, expected):
             raise DaemonFailed(f"the daemon answered {type(answer).__name__} where {expected.__name__} was expected")
         return answer
+
+
+def _memory_id(answer: MemoryAttached) -> bytes:
+    try:
+        return bytes.fromhex(answer.memory_id)
+    except ValueError as error:
+        raise DaemonFailed("the daemon answered a memory_id that is not hexadecimal") from error

@@ -5,7 +5,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
@@ -39,7 +39,7 @@ class _Link:
     stream: Any
     metadata: Metadata = field(repr=False)
     capabilities: Capabilities
-    memory_ids: dict[HostMemory, bytes] = field(default_factory=dict)
+    memory_ids: dict[HostMemory | DeviceMemory, bytes] = field(default_factory=dict)
     registered: set[Region] = field(default_factory=set)
 
     def lost(self) -> bool:
@@ -122,6 +122,11 @@ class Client:
                 self._call(lambda link: self._register(link, region))
             except BaseException:
                 self._regions.remove(region)
+                link = self._link
+                if link is not None:
+                    # What was refused must not keep GPU memory. If the session is over, nothing does.
+                    with suppress(OffloaddError):
+                        self._detach(link, region)
                 raise
         return region
 
@@ -308,19 +313,23 @@ class Client:
         if region in link.registered:
             return
         for memory in region.memories:
-            if isinstance(memory, HostMemory) and memory not in link.memory_ids:
-                link.memory_ids[memory] = link.attach.attach_memory(memory.fd, memory.memory_bytes)
+            if convert.is_attached(memory) and memory not in link.memory_ids:
+                link.memory_ids[memory] = link.attach.hand_over(memory)
         request = convert.register_request(region, link.memory_ids)
         convert.take_registered(region, self._unary(link, link.stub.RegisterRegion, request))
         link.registered.add(region)
+
+    def _detach(self, link: _Link, region: Region) -> None:
+        """Take back the region's memories that no other region uses."""
+        for memory in region.memories:
+            if memory in link.memory_ids and not any(memory in other.memories for other in self._regions):
+                link.attach.detach_memory(link.memory_ids.pop(memory))
 
     def _unregister(self, link: _Link, region: Region) -> None:
         if region in link.registered:
             self._unary(link, link.stub.UnregisterRegion, pb.UnregisterRegionRequest(region_id=region.region_id))
             link.registered.discard(region)
-        for memory in region.memories:
-            if isinstance(memory, HostMemory) and memory in link.memory_ids and not any(memory in other.memories for other in self._regions):
-                link.attach.detach_memory(link.memory_ids.pop(memory))
+        self._detach(link, region)
 
     def _call(self, work: Callable[[_Link], T]) -> T:
         link = self._live()

@@ -124,21 +124,23 @@ def device_of(memories: Sequence[HostMemory | DeviceMemory]) -> str:
     return devices[0]
 
 
-def _memory(memory: HostMemory | DeviceMemory, memory_ids: Mapping[HostMemory, bytes]) -> pb.Memory:
+def is_attached(memory: HostMemory | DeviceMemory) -> bool:
+    """Whether it goes by descriptors, over the attach socket; else its handle goes with the request."""
+    return isinstance(memory, HostMemory) or bool(memory.chunks)
+
+
+def _memory(memory: HostMemory | DeviceMemory, memory_ids: Mapping[HostMemory | DeviceMemory, bytes]) -> pb.Memory:
     if isinstance(memory, HostMemory):
         return pb.Memory(attached_id=memory_ids[memory])
     if memory.closed:
         raise InvalidRequest("the device memory is closed: what it named may be freed and reused")
-    if not memory.ipc_handle:
-        raise InvalidRequest(
-            f"the memory lies in {len(memory.chunks)} chunks of virtual memory management, which this version can't hand over; "
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False makes PyTorch use cudaMalloc"
-        )
+    if memory.chunks:
+        return pb.Memory(attached_id=memory_ids[memory])
     return pb.Memory(cuda_ipc=pb.CudaIpcHandle(handle=memory.ipc_handle, offset_bytes=memory.offset_bytes, memory_bytes=memory.memory_bytes))
 
 
-def register_request(region: Region, memory_ids: Mapping[HostMemory, bytes]) -> pb.RegisterRegionRequest:
-    """`memory_ids` as the attach socket answered them, of the host memories of the region."""
+def register_request(region: Region, memory_ids: Mapping[HostMemory | DeviceMemory, bytes]) -> pb.RegisterRegionRequest:
+    """`memory_ids` as the attach socket answered them, of the memories of the region that are attached."""
     return pb.RegisterRegionRequest(
         device=region.device,
         cache_group=region.cache_group,

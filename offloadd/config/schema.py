@@ -100,7 +100,10 @@ class LimitsConfig(_Section):
 
     sessions_max: int = Field(default=256, ge=1, le=65536, description="Live sessions, one a client process.")
     regions_per_session_max: int = Field(default=64, ge=1, le=4096, description="Registered regions of one session.")
-    memories_per_session_max: int = Field(default=64, ge=1, le=4096, description="Descriptors of memory that one session has handed over.")
+    memories_per_session_max: int = Field(default=64, ge=1, le=4096, description="Memories that one session has handed over by descriptor.")
+    chunks_per_session_max: int = Field(
+        default=4096, ge=1, le=65536, description="Chunks of GPU memory (virtual memory management) in them; each is a descriptor of the daemon's."
+    )
     planes_per_region_max: int = Field(default=512, ge=1, le=65536, description="Planes of one region: 2 a layer where K and V lie apart.")
     blocks_per_request_max: int = Field(default=8192, ge=1, le=1 << 20, description="Blocks that one Evict, Restore or Lookup may name.")
     requests_per_session_max: int = Field(default=64, ge=1, le=65536, description="Requests of one session in flight.")

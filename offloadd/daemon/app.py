@@ -56,6 +56,7 @@ def settings_of(config: Config) -> OffloadSettings:
         index_capacity=index_capacity(limits.index_bytes_max),
         sessions_max=limits.sessions_max,
         memories_per_session_max=limits.memories_per_session_max,
+        chunks_per_session_max=limits.chunks_per_session_max,
         regions_per_session_max=limits.regions_per_session_max,
         planes_per_region_max=limits.planes_per_region_max,
         payload_bytes_max=PAYLOAD_BYTES_MAX,

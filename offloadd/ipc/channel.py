@@ -6,6 +6,7 @@ and in order, so there is no framing and several threads may send or receive at 
 
 import array
 import asyncio
+import errno
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,8 +17,11 @@ import msgspec
 #: Largest packet. Linux refuses a packet longer than the socket's send buffer, whose default limit (net.core.wmem_max) is 208 KiB; half of it is
 #: left for the kernel's own accounting.
 MESSAGE_BYTES_MAX = 96 * 1024
-#: SCM_RIGHTS carries at most 253 descriptors; ours carry a few.
-FDS_MAX = 64
+#: Descriptors in one packet: as many as Linux lets SCM_RIGHTS carry (SCM_MAX_FD). GPU memory of virtual memory management has one for each 2 or 20 MiB, and
+#: whatever a receiver leaves no room for, the kernel drops.
+FDS_MAX = 253
+#: Pause before another try when the user's descriptors in flight are more than RLIMIT_NOFILE: they get fewer as other peers receive theirs.
+IN_FLIGHT_PAUSE_S = 0.02
 
 Incoming = TypeVar("Incoming")
 
@@ -117,8 +121,8 @@ class AsyncChannel(Generic[Incoming]):
         return self._closed
 
     def send(self, message: msgspec.Struct, fds: Sequence[int] = ()) -> None:
-        """Send or queue one message. Descriptors must stay open until it is sent; the front keeps those it passes for as long as it may have to pass
-        them again. Does nothing on a closed channel: `on_close` has told."""
+        """Send or queue one message. Descriptors must stay open until it is sent, else it goes without them; the front keeps those it passes for as long as
+        it may have to pass them again. Does nothing on a closed channel: `on_close` has told."""
         if self._closed:
             return
         self._append((_encode(message), tuple(fds)))
@@ -153,10 +157,22 @@ class AsyncChannel(Generic[Incoming]):
                     self._waiting_to_write = True
                     self._loop.add_writer(self._sock.fileno(), self._writable)
                 return
-            except OSError:
-                self.close()
+            except OSError as error:
+                if error.errno == errno.EBADF and fds:
+                    # Closed while it waited: a client that is gone. It may not cost others their worker; the receiver counts descriptors and refuses it.
+                    self._queue[0] = (data, ())
+                    continue
+                if error.errno != errno.ETOOMANYREFS:
+                    self.close()
+                    return
+                # The socket is not full, so the loop would call again at once.
+                self._stop_waiting()
+                self._loop.call_later(IN_FLIGHT_PAUSE_S, self._writable)
                 return
             self._queue.popleft()
+        self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
         if self._waiting_to_write:
             self._waiting_to_write = False
             self._loop.remove_writer(self._sock.fileno())

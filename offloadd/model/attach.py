@@ -22,8 +22,20 @@ class AttachMemory(msgspec.Struct, frozen=True, tag_field="type", tag="attach_me
     memory_bytes: int
 
 
+class AttachDeviceMemory(msgspec.Struct, frozen=True, tag_field="type", tag="attach_device_memory", forbid_unknown_fields=True):
+    """Hands over GPU memory made by virtual memory management: one descriptor a chunk, all by SCM_RIGHTS of this message, in the order of addresses.
+
+    `chunk_bytes`: as much of each chunk as is mapped, from its start. The memory is `memory_bytes` of the chunks side by side, from `offset_bytes` on.
+    """
+
+    device_uuid: str
+    chunk_bytes: tuple[int, ...]
+    offset_bytes: int
+    memory_bytes: int
+
+
 class DetachMemory(msgspec.Struct, frozen=True, tag_field="type", tag="detach_memory", forbid_unknown_fields=True):
-    """Lets the daemon close the descriptor once no region uses it."""
+    """Lets the daemon close the memory's descriptors once no region uses it."""
 
     memory_id: str
 
@@ -37,7 +49,7 @@ class Attached(msgspec.Struct, frozen=True, tag_field="type", tag="attached"):
 
 
 class MemoryAttached(msgspec.Struct, frozen=True, tag_field="type", tag="memory_attached"):
-    """Answer to `attach_memory`. `memory_id` is hexadecimal; its bytes go into `Memory.attached_id`."""
+    """Answer to `attach_memory` and `attach_device_memory`. `memory_id` is hexadecimal; its bytes go into `Memory.attached_id`."""
 
     memory_id: str
 
@@ -53,5 +65,5 @@ class Refused(msgspec.Struct, frozen=True, tag_field="type", tag="refused"):
     error: str
 
 
-AttachRequest = Attach | AttachMemory | DetachMemory
+AttachRequest = Attach | AttachMemory | AttachDeviceMemory | DetachMemory
 AttachAnswer = Attached | MemoryAttached | MemoryDetached | Refused

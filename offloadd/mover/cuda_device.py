@@ -5,6 +5,7 @@ page-locked and copied directly (path `ddr`). Imported only in a GPU's mover.
 """
 
 import os
+import resource
 import sys
 import threading
 from collections import OrderedDict
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from offloadd.cuda.copies import CopyEngines
 from offloadd.cuda.device import Device
 from offloadd.cuda.driver import CudaError
-from offloadd.cuda.imports import IpcImports, IpcMemory
+from offloadd.cuda.imports import IpcImports, IpcMemory, VmmChunk, VmmMemory
 from offloadd.cuda.memory import HostRegistration
 from offloadd.cuda.region import CudaRegion, MemoryPart, Places
 from offloadd.cuda.streams import Event, Stream
@@ -26,7 +27,7 @@ from offloadd.memory.mapping import Bytes, Mapping, map_private
 from offloadd.model.region import Layout
 from offloadd.mover.arena import Arena
 from offloadd.mover.device import Bench, make_all
-from offloadd.mover.messages import IpcPiece
+from offloadd.mover.messages import ChunkPiece, Piece
 from offloadd.mover.volume import Volume
 from offloadd.transfer.checksum import crc32c
 from offloadd.transfer.gather import Payloads
@@ -82,7 +83,7 @@ class PinnedBench:
 class CudaMappedRegion:
     """A region in CUDA memory of an engine. Copies go by the calling thread's stream and have ended when a method returns."""
 
-    def __init__(self, device: "CudaDevice", region: CudaRegion, memories: list[IpcMemory]) -> None:
+    def __init__(self, device: "CudaDevice", region: CudaRegion, memories: Sequence[IpcMemory | VmmMemory]) -> None:
         self._device = device
         self._region = region
         self._memories = memories
@@ -190,15 +191,27 @@ class CudaDevice:
         self._arena: HostRegistration | None = None
         self._arena_settled = threading.Event()
 
-    def map_region(self, layout: Layout, memory_bytes: tuple[int, ...], fds: Sequence[int], pieces: Sequence[IpcPiece]) -> CudaMappedRegion:
-        """See `MoverDevice`: memory by CUDA IPC handles. Every plane is checked against what the driver says that the allocation has."""
-        if fds or len(pieces) != len(memory_bytes):
-            raise InvalidRequest(f"a region on {self.uuid} is CUDA memory by IPC handle: {len(pieces)} handles and {len(fds)} descriptors came")
-        memories: list[IpcMemory] = []
+    def map_region(self, layout: Layout, memory_bytes: tuple[int, ...], fds: Sequence[int], pieces: Sequence[Piece]) -> CudaMappedRegion:
+        """See `MoverDevice`: memory by CUDA IPC handles and in chunks. Every plane is checked against what the driver says that the allocation has."""
+        if len(pieces) != len(memory_bytes):
+            raise InvalidRequest(f"the region names {len(memory_bytes)} memories on {self.uuid}; {len(pieces)} came")
+        chunk_count = sum(len(piece.chunk_bytes) for piece in pieces if isinstance(piece, ChunkPiece))
+        if len(fds) != chunk_count:
+            # The kernel drops descriptors that a process may not open.
+            raise InvalidRequest(
+                f"the region's memories have {chunk_count} chunks on {self.uuid}; {len(fds)} descriptors came "
+                f"(its mover may open {resource.getrlimit(resource.RLIMIT_NOFILE)[0]})"
+            )
+        memories: list[IpcMemory | VmmMemory] = []
+        left = iter(fds)
         try:
             parts = []
             for piece, size_bytes in zip(pieces, memory_bytes, strict=True):
-                memories.append(self._imports.open(piece.handle))
+                if isinstance(piece, ChunkPiece):
+                    # A mapping for each region: addresses are all that a second one takes.
+                    memories.append(VmmMemory.open(self.device, [VmmChunk(next(left), chunk_bytes) for chunk_bytes in piece.chunk_bytes]))
+                else:
+                    memories.append(self._imports.open(piece.handle))
                 parts.append(MemoryPart.of(memories[-1], piece.offset_bytes, size_bytes))
             region = CudaRegion.over(layout, parts, planes_max=max(1, len(layout.planes)))
             return CudaMappedRegion(self, region, memories)

@@ -11,7 +11,7 @@ from offloadd.memory.memfd import validate_sealed
 from offloadd.memory.planes import plane_views
 from offloadd.model.region import Layout, validate_layout
 from offloadd.mover.arena import Arena
-from offloadd.mover.messages import IpcPiece
+from offloadd.mover.messages import Piece
 from offloadd.mover.volume import Volume
 from offloadd.transfer.gather import Payloads, Views, block_crc, gather, payload_bytes, scatter
 
@@ -63,7 +63,7 @@ class MoverDevice(Protocol):
     def uuid(self) -> str:
         """Of a GPU, as nvidia-smi prints it; empty for the host."""
 
-    def map_region(self, layout: Layout, memory_bytes: tuple[int, ...], fds: Sequence[int], pieces: Sequence[IpcPiece]) -> MappedRegion:
+    def map_region(self, layout: Layout, memory_bytes: tuple[int, ...], fds: Sequence[int], pieces: Sequence[Piece]) -> MappedRegion:
         """Map memories, handed over by descriptor (which stay the caller's to close) or by CUDA IPC handle.
 
         Raises InvalidRequest, OSError or ValueError; nothing is mapped then.
@@ -130,10 +130,10 @@ class HostDevice:
     paths: tuple[str, ...] = ("host", "ddr")
     uuid = ""
 
-    def map_region(self, layout: Layout, memory_bytes: tuple[int, ...], fds: Sequence[int], pieces: Sequence[IpcPiece]) -> HostRegion:
+    def map_region(self, layout: Layout, memory_bytes: tuple[int, ...], fds: Sequence[int], pieces: Sequence[Piece]) -> HostRegion:
         """See `MoverDevice`. The memfds must be sealed against shrinking."""
         if pieces or len(fds) != len(memory_bytes):
-            raise InvalidRequest(f"the region names {len(memory_bytes)} memories of the host; {len(fds)} descriptors and {len(pieces)} CUDA handles came")
+            raise InvalidRequest(f"the region names {len(memory_bytes)} memories of the host; {len(fds)} descriptors and {len(pieces)} CUDA memories came")
         for fd, announced_bytes in zip(fds, memory_bytes, strict=True):
             validate_sealed(fd, announced_bytes)
         # What is mapped is what was announced, and never more than the file has: fstat has just said so, and the seals keep it true.
@@ -165,6 +165,6 @@ class AbsentDevice(HostDevice):
     def __init__(self, why: str) -> None:
         self._why = why
 
-    def map_region(self, layout: Layout, memory_bytes: tuple[int, ...], fds: Sequence[int], pieces: Sequence[IpcPiece]) -> HostRegion:
+    def map_region(self, layout: Layout, memory_bytes: tuple[int, ...], fds: Sequence[int], pieces: Sequence[Piece]) -> HostRegion:
         """See `MoverDevice`."""
         raise InvalidRequest(self._why)

@@ -26,6 +26,7 @@ from offloadd.mover.messages import (
     AddLane,
     Control,
     ControlAnswer,
+    Descriptors,
     Fenced,
     FenceMove,
     ForgetMove,
@@ -55,6 +56,8 @@ class Mover:
         self._queue = ControlQueue(channel.sock)
         self._memories = Memories(device, self._queue.settle)
         self._lanes: list[Lane] = []
+        #: Of the next `MapRegion`, ahead of its own.
+        self._descriptors: list[int] = []
 
     def serve(self) -> bool:
         """Handle messages until the front says Shutdown (True) or is gone (False)."""
@@ -79,8 +82,11 @@ class Mover:
 
     def _handle(self, message: Control, fds: list[int]) -> None:
         match message:
+            case Descriptors():
+                self._descriptors += fds
             case MapRegion():
-                self._answer(self._map_region(message, fds))
+                held, self._descriptors = self._descriptors, []
+                self._answer(self._map_region(message, [*held, *fds]))
             case UnmapRegion():
                 self._memories.engine.remove(message.region)
                 self._answer(Unmapped(region=message.region))

@@ -45,15 +45,31 @@ class PlaneSpec(msgspec.Struct, frozen=True, array_like=True):
     block_bytes: int
 
 
-class IpcPiece(msgspec.Struct, frozen=True, array_like=True):
+class IpcPiece(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """CUDA memory of an engine: 64 bytes of a cudaIpcMemHandle, and where in its allocation the memory begins."""
 
     handle: bytes
     offset_bytes: int
 
 
+class ChunkPiece(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """CUDA memory of an engine in chunks of virtual memory management, one descriptor each, and where in them, side by side, the memory begins."""
+
+    chunk_bytes: tuple[int, ...]
+    offset_bytes: int
+
+
+#: One memory on a GPU.
+Piece = IpcPiece | ChunkPiece
+
+
+class Descriptors(msgspec.Struct, frozen=True, tag=True):
+    """The first descriptors of the `MapRegion` that follows: more than one packet carries (FDS_MAX). Not answered."""
+
+
 class MapRegion(msgspec.Struct, frozen=True, tag=True):
-    """Map a region. On the host: one memfd per entry of `memory_bytes` as descriptors; on a GPU: one of `pieces`. Answered by `Mapped` or `NotMapped`.
+    """Map a region. On the host: one memfd per entry of `memory_bytes` as descriptors; on a GPU: one of `pieces`, and the descriptors of their chunks in
+    order. Answered by `Mapped` or `NotMapped`.
 
     `region` is the front's number.
     """
@@ -62,7 +78,7 @@ class MapRegion(msgspec.Struct, frozen=True, tag=True):
     memory_bytes: tuple[int, ...]
     block_count: int
     planes: tuple[PlaneSpec, ...]
-    pieces: tuple[IpcPiece, ...] = ()
+    pieces: tuple[Piece, ...] = ()
 
 
 class UnmapRegion(msgspec.Struct, frozen=True, tag=True):
@@ -160,7 +176,7 @@ class Fenced(msgspec.Struct, frozen=True, tag=True):
 
 
 #: Front → mover, on the control socket.
-Control = MapRegion | UnmapRegion | MapArena | AddLane | FenceMove | ForgetMove | Shutdown
+Control = Descriptors | MapRegion | UnmapRegion | MapArena | AddLane | FenceMove | ForgetMove | Shutdown
 #: Mover → front, on the control socket.
 ControlAnswer = Hello | Mapped | NotMapped | Unmapped | LaneReady | LaneRefused | Fenced
 

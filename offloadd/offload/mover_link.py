@@ -7,22 +7,23 @@ from dataclasses import dataclass
 import structlog
 
 from offloadd.errors import InvalidRequest, Unavailable
-from offloadd.ipc.channel import socket_pair
+from offloadd.ipc.channel import FDS_MAX, socket_pair
 from offloadd.model.region import Layout
 from offloadd.mover.messages import (
     AddLane,
     ControlAnswer,
+    Descriptors,
     Fenced,
     FenceMove,
     ForgetMove,
     Hello,
-    IpcPiece,
     LaneReady,
     LaneRefused,
     MapArena,
     Mapped,
     MapRegion,
     NotMapped,
+    Piece,
     PlaneSpec,
     Unmapped,
     UnmapRegion,
@@ -44,8 +45,8 @@ class Mapping:
     fds: tuple[int, ...]
     memory_bytes: tuple[int, ...]
     layout: Layout
-    #: On a GPU, instead of descriptors.
-    pieces: tuple[IpcPiece, ...] = ()
+    #: On a GPU, one a memory; `fds` are the chunks of theirs that lie in chunks.
+    pieces: tuple[Piece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +117,8 @@ class MoverLink:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._mappings[mapping.region] = mapping
         self._mapping[mapping.region] = future
-        self._send_mapping(mapping)
         try:
+            self._send_mapping(mapping)
             await future
         except BaseException:
             self._mappings.pop(mapping.region, None)
@@ -137,6 +138,9 @@ class MoverLink:
         return future
 
     def _send_mapping(self, mapping: Mapping) -> None:
+        ahead = max(0, len(mapping.fds) - 1) // FDS_MAX * FDS_MAX
+        for start in range(0, ahead, FDS_MAX):
+            self.process.send(Descriptors(), mapping.fds[start : start + FDS_MAX])
         self.process.send(
             MapRegion(
                 region=mapping.region,
@@ -145,7 +149,7 @@ class MoverLink:
                 planes=tuple(PlaneSpec(plane.memory, plane.offset_bytes, plane.block_stride_bytes, plane.block_bytes) for plane in mapping.layout.planes),
                 pieces=mapping.pieces,
             ),
-            mapping.fds,
+            mapping.fds[ahead:],
         )
 
     # -- lanes -----------------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from offloadd.errors import InvalidRequest, LimitExceeded, UnknownRegion
 from offloadd.model.namespace import KeyMaker, Namespace
 from offloadd.model.region import Layout, validate_layout
 from offloadd.model.requests import BlockBatch
-from offloadd.mover.messages import IpcPiece
+from offloadd.mover.messages import ChunkPiece, IpcPiece, Piece
 from offloadd.offload.devices import Device
 from offloadd.offload.mover_link import Mapping
 from offloadd.offload.namespaces import NamespaceEntry
@@ -28,7 +28,7 @@ class CudaMemory:
     memory_bytes: int
 
 
-#: The memories of a region: ids of attached memfds on the host, CUDA memory on a GPU.
+#: The memories of a region: ids of attached memfds on the host; on a GPU ids of attached chunks, or CUDA memory by handle.
 Memories = tuple[bytes | CudaMemory, ...]
 
 
@@ -72,16 +72,17 @@ class Regions:
             raise LimitExceeded(f"session {session.name} has {count} regions; regions_per_session_max is {self._regions_per_session_max}")
         sizes = []
         for number, memory in enumerate(memories):
-            if isinstance(memory, CudaMemory) != device.is_gpu:
+            found = memory if isinstance(memory, CudaMemory) else session.memories.get(memory)
+            if found is None:
+                assert isinstance(memory, bytes)
+                raise InvalidRequest(f"memory {memory.hex()} was not attached by this session; send its descriptor over the attach socket first")
+            chunks = found.chunks if isinstance(found, AttachedMemory) else None
+            if (isinstance(found, CudaMemory) or chunks is not None) != device.is_gpu:
                 kind = "CUDA memory" if device.is_gpu else "an attached memfd"
                 raise InvalidRequest(f"memory {number} is not {kind}; a region on device {device.name} takes no other kind")
-            if isinstance(memory, CudaMemory):
-                sizes.append(memory.memory_bytes)
-                continue
-            attached = session.memories.get(memory)
-            if attached is None:
-                raise InvalidRequest(f"memory {memory.hex()} was not attached by this session; send its descriptor over the attach socket first")
-            sizes.append(attached.memory_bytes)
+            if chunks is not None and chunks.device_uuid not in (device.uuid, device.name):
+                raise InvalidRequest(f"memory {number} is on device {chunks.device_uuid}; the region is on device {device.name} ({device.uuid})")
+            sizes.append(found.memory_bytes)
         validate_layout(layout, tuple(sizes), planes_max=self._planes_per_region_max)
         if layout.payload_bytes > self.payload_bytes_max:
             raise InvalidRequest(f"a block of this region has {layout.payload_bytes} bytes; payload_bytes_max is {self.payload_bytes_max}")
@@ -99,13 +100,12 @@ class Regions:
     ) -> Region:
         """Map a region in its mover and enter it. On an error nothing changed."""
         memory_ids = tuple(memory for memory in memories if isinstance(memory, bytes))
-        on_device = [memory for memory in memories if isinstance(memory, CudaMemory)]
-        attached: list[AttachedMemory] = []
+        attached: dict[bytes, AttachedMemory] = {}
         try:
             for memory_id in memory_ids:
-                attached.append(self._sessions.use_memory(session, memory_id))
-            # One kind or the other; `check` has seen to that.
-            sizes = (*(memory.memory_bytes for memory in attached), *(memory.memory_bytes for memory in on_device))
+                attached[memory_id] = self._sessions.use_memory(session, memory_id)
+            used = [memory if isinstance(memory, CudaMemory) else attached[memory] for memory in memories]
+            sizes = tuple(memory.memory_bytes for memory in used)
             region = Region(
                 number=next(self._numbers),
                 region_id=secrets.token_bytes(REGION_ID_BYTES),
@@ -124,17 +124,17 @@ class Regions:
             await device.mover.map_region(
                 Mapping(
                     region=region.number,
-                    fds=tuple(memory.fd for memory in attached),
+                    fds=tuple(fd for memory in used if isinstance(memory, AttachedMemory) for fd in memory.fds),
                     memory_bytes=sizes,
                     layout=layout,
-                    pieces=tuple(IpcPiece(memory.ipc_handle, memory.offset_bytes) for memory in on_device),
+                    pieces=tuple(piece for memory in used if (piece := _piece(memory)) is not None),
                 )
             )
             if session.ended:
                 await device.mover.unmap_region(region.number)
                 raise UnknownRegion(f"session {session.name} ended while its region was being mapped")
         except BaseException:
-            for memory_id in memory_ids[: len(attached)]:
+            for memory_id in attached:
                 self._sessions.disuse_memory(session, memory_id)
             raise
         self._by_number[region.number] = region
@@ -179,6 +179,13 @@ class Regions:
 
     def __len__(self) -> int:
         return len(self._by_number)
+
+
+def _piece(memory: CudaMemory | AttachedMemory) -> Piece | None:
+    """How a mover opens it; None for a memfd, whose descriptor says all."""
+    if isinstance(memory, CudaMemory):
+        return IpcPiece(memory.ipc_handle, memory.offset_bytes)
+    return ChunkPiece(memory.chunks.chunk_bytes, memory.chunks.offset_bytes) if memory.chunks is not None else None
 
 
 def namespace_fields(namespace: Namespace) -> bytes:

@@ -62,6 +62,7 @@ class OffloadSettings:
     index_capacity: int
     sessions_max: int
     memories_per_session_max: int
+    chunks_per_session_max: int
     regions_per_session_max: int
     planes_per_region_max: int
     payload_bytes_max: int
@@ -115,7 +116,12 @@ class Offload:
 
     def __post_init__(self) -> None:
         settings = self.settings
-        self.sessions = SessionTable(sessions_max=settings.sessions_max, memories_per_session_max=settings.memories_per_session_max, on_end=self._session_ended)
+        self.sessions = SessionTable(
+            sessions_max=settings.sessions_max,
+            memories_per_session_max=settings.memories_per_session_max,
+            chunks_per_session_max=settings.chunks_per_session_max,
+            on_end=self._session_ended,
+        )
         devices = {HOST: Device(HOST, self._mover(HOST), (Path.HOST,))}
         devices |= {name: Device(name, self._mover(name), (Path.BOUNCE, Path.GDS)) for name in settings.gpus}
         self.core = Core(

@@ -7,8 +7,9 @@ instance lives from its first session to its last. Owned by the event loop; no I
 import hashlib
 import hmac
 import os
+import resource
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from offloadd.errors import InvalidRequest, LimitExceeded, UnknownSession
@@ -17,14 +18,27 @@ from offloadd.errors import InvalidRequest, LimitExceeded, UnknownSession
 TOKEN_BYTES = 32
 #: Longest name of an instance or process, in UTF-8 bytes: they stand in logs and metrics.
 NAME_BYTES_MAX = 128
+#: Chunks of GPU memory, one descriptor each, that one session may hand over: 80 GiB in PyTorch's chunks of 20 MiB.
+CHUNKS_PER_SESSION_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChunks:
+    """GPU memory of virtual memory management: how much of each chunk counts, and where in them, side by side, the memory begins."""
+
+    device_uuid: str
+    chunk_bytes: tuple[int, ...]
+    offset_bytes: int
 
 
 @dataclass(slots=True)
 class AttachedMemory:
-    """A sealed memfd of a client. `fd` is the daemon's own. `use_count` regions use it; a detached one is closed when none does."""
+    """A sealed memfd of a client, or GPU memory in chunks. `fds` are the daemon's own. `use_count` regions use it; a detached one is closed when none does."""
 
-    fd: int
+    fds: tuple[int, ...]
     memory_bytes: int
+    #: None for a memfd.
+    chunks: DeviceChunks | None = None
     use_count: int = 0
     detached: bool = False
 
@@ -72,9 +86,20 @@ class Session:
 class SessionTable:
     """All live sessions. `on_end` is called once for each that ends, while its descriptors are still open."""
 
-    def __init__(self, *, sessions_max: int, memories_per_session_max: int, on_end: Callable[[Session], None]) -> None:
+    def __init__(
+        self,
+        *,
+        sessions_max: int,
+        memories_per_session_max: int,
+        on_end: Callable[[Session], None],
+        chunks_per_session_max: int = CHUNKS_PER_SESSION_MAX,
+        chunks_max: int | None = None,
+    ) -> None:
+        """`chunks_max`: chunks of all sessions; half of the files that the process may open if None, so that sockets and volumes find theirs."""
         self.sessions_max = sessions_max
         self.memories_per_session_max = memories_per_session_max
+        self.chunks_per_session_max = chunks_per_session_max
+        self.chunks_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 if chunks_max is None else chunks_max
         self._on_end = on_end
         #: By SHA-256 of the token: what a lookup's time tells about the digests in the table tells nothing about a token.
         self._by_digest: dict[bytes, Session] = {}
@@ -130,15 +155,34 @@ class SessionTable:
 
     def attach_memory(self, session: Session, fd: int, memory_bytes: int) -> bytes:
         """Take over a validated descriptor and answer its 16-byte id. Raises LimitExceeded or UnknownSession; then `fd` stays the caller's."""
+        return self._attach(session, AttachedMemory((fd,), memory_bytes))
+
+    def attach_device_memory(self, session: Session, fds: tuple[int, ...], memory_bytes: int, chunks: DeviceChunks) -> bytes:
+        """As `attach_memory`, for GPU memory: one descriptor a chunk. Raises InvalidRequest (device_uuid), too."""
+        _refuse_bad_name("device_uuid", chunks.device_uuid)
+        held = _chunk_count([session])
+        if held + len(fds) > self.chunks_per_session_max:
+            raise LimitExceeded(
+                f"session {session.name} has {held} chunks of GPU memory and hands over {len(fds)}; chunks_per_session_max is {self.chunks_per_session_max}"
+            )
+        held = _chunk_count(self.sessions)
+        if held + len(fds) > self.chunks_max:
+            raise LimitExceeded(
+                f"all sessions have {held} chunks of GPU memory and session {session.name} hands over {len(fds)}; {self.chunks_max} is the most, half of the "
+                "files that the daemon may open (RLIMIT_NOFILE)"
+            )
+        return self._attach(session, AttachedMemory(fds, memory_bytes, chunks))
+
+    def _attach(self, session: Session, memory: AttachedMemory) -> bytes:
         self._refuse_ended(session)
         if len(session.memories) >= self.memories_per_session_max:
             raise LimitExceeded(f"session {session.name} has {len(session.memories)} memories; memories_per_session_max is {self.memories_per_session_max}")
         memory_id = secrets.token_bytes(16)
-        session.memories[memory_id] = AttachedMemory(fd, memory_bytes)
+        session.memories[memory_id] = memory
         return memory_id
 
     def use_memory(self, session: Session, memory_id: bytes) -> AttachedMemory:
-        """Count one region that uses the memory: its descriptor stays open until `disuse_memory`. Raises InvalidRequest for unknown or detached ids."""
+        """Count one region that uses the memory: its descriptors stay open until `disuse_memory`. Raises InvalidRequest for unknown or detached ids."""
         self._refuse_ended(session)
         memory = session.memories.get(memory_id)
         if memory is None or memory.detached:
@@ -156,7 +200,7 @@ class SessionTable:
         self._close_if_idle(session, memory_id, memory)
 
     def detach_memory(self, session: Session, memory_id: bytes) -> None:
-        """Close the descriptor now, or when the last region stops using it. Unknown ids are no error: the memory is not attached."""
+        """Close the descriptors now, or when the last region stops using it. Unknown ids are no error: the memory is not attached."""
         memory = session.memories.get(memory_id)
         if memory is not None:
             memory.detached = True
@@ -176,7 +220,7 @@ class SessionTable:
             self._on_end(session)
         finally:
             for memory in session.memories.values():
-                os.close(memory.fd)
+                _close(memory)
             session.memories.clear()
             listeners, session.at_end = session.at_end, []
             for listener in listeners:
@@ -191,6 +235,7 @@ class SessionTable:
         assert all(instance.sessions and instance.key == key for key, instance in self._instances.items())
         assert not any(session.ended for session in held)
         assert all(len(session.memories) <= self.memories_per_session_max for session in held)
+        assert all(_chunk_count([session]) <= self.chunks_per_session_max for session in held) and _chunk_count(held) <= self.chunks_max
 
     @staticmethod
     def _refuse_ended(session: Session) -> None:
@@ -201,7 +246,16 @@ class SessionTable:
     def _close_if_idle(session: Session, memory_id: bytes, memory: AttachedMemory) -> None:
         if memory.detached and memory.use_count == 0:
             del session.memories[memory_id]
-            os.close(memory.fd)
+            _close(memory)
+
+
+def _chunk_count(sessions: Iterable[Session]) -> int:
+    return sum(len(memory.fds) for session in sessions for memory in session.memories.values() if memory.chunks is not None)
+
+
+def _close(memory: AttachedMemory) -> None:
+    for fd in memory.fds:
+        os.close(fd)
 
 
 def _digest(token: str) -> bytes:

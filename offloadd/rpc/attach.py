@@ -9,6 +9,7 @@ One SEQPACKET listener on the event loop, no threads. Nothing a client sends can
 import asyncio
 import fcntl
 import os
+import resource
 import socket
 import stat
 from pathlib import Path
@@ -18,13 +19,14 @@ import msgspec
 import structlog
 
 from offloadd.errors import ConfigError, InvalidRequest, LimitExceeded, OffloaddError
-from offloadd.ipc.channel import receive_fds
+from offloadd.ipc.channel import FDS_MAX, receive_fds
 from offloadd.memory.memfd import validate_sealed
 from offloadd.model.attach import (
     ATTACH_MESSAGE_BYTES_MAX,
     ATTACH_VERSION,
     Attach,
     AttachAnswer,
+    AttachDeviceMemory,
     Attached,
     AttachMemory,
     AttachRequest,
@@ -33,14 +35,14 @@ from offloadd.model.attach import (
     MemoryDetached,
     Refused,
 )
-from offloadd.offload.sessions import Session, SessionTable
+from offloadd.offload.sessions import DeviceChunks, Session, SessionTable
 from offloadd.rpc.peer import Credentials, PeerWatch, credentials_of
 
 #: sun_path has 108 bytes with its closing zero.
 SOCKET_PATH_BYTES_MAX = 107
 F_SEAL_FUTURE_WRITE = 0x0010
-#: Room for one descriptor is needed; more are taken so that a few too many can be told from one, and closed. The kernel drops what does not fit.
-FDS_MAX = 8
+#: Chunks of one memory, side by side: what fits into the signed 64 bits of messages and offsets, with room for sums.
+MEMORY_BYTES_MAX = 1 << 62
 #: Packets read and connections accepted in one turn of the loop, so that a busy client can't keep it from the others.
 TURN_MAX = 16
 #: Refused requests after which an attached socket is hung up on: each is a line in the log.
@@ -208,7 +210,7 @@ class _Connection:
         answer: AttachAnswer
         refusal = ""
         try:
-            answer = self._answer(_decode(data, flags), fds)
+            answer = self._answer(_decode(data, flags, len(fds)), fds)
         except OffloaddError as error:
             refusal = str(error)
             answer = Refused(type(error).__name__, refusal)
@@ -221,7 +223,9 @@ class _Connection:
             self.close(refusal)
 
     def _answer(self, request: AttachRequest, fds: list[int]) -> AttachAnswer:
-        fds_expected = 1 if isinstance(request, AttachMemory) else 0
+        if isinstance(request, AttachDeviceMemory):
+            _validate_chunks(request)
+        fds_expected = len(request.chunk_bytes) if isinstance(request, AttachDeviceMemory) else 1 if isinstance(request, AttachMemory) else 0
         if len(fds) != fds_expected:
             raise InvalidRequest(f"{len(fds)} descriptors came with this message; {fds_expected} belong to it")
         if isinstance(request, Attach):
@@ -231,6 +235,11 @@ class _Connection:
         if isinstance(request, AttachMemory):
             _validate_memory(fds[0], request.memory_bytes)
             memory_id = self._server.table.attach_memory(self.session, fds[0], request.memory_bytes)
+            fds.clear()
+            return MemoryAttached(memory_id.hex())
+        if isinstance(request, AttachDeviceMemory):
+            chunks = DeviceChunks(request.device_uuid, request.chunk_bytes, request.offset_bytes)
+            memory_id = self._server.table.attach_device_memory(self.session, tuple(fds), request.memory_bytes, chunks)
             fds.clear()
             return MemoryAttached(memory_id.hex())
         return self._detach(self.session, request)
@@ -266,11 +275,13 @@ _decoder = msgspec.json.Decoder(AttachRequest)
 _version_decoder = msgspec.json.Decoder(_Version)
 
 
-def _decode(data: bytes, flags: int) -> AttachRequest:
+def _decode(data: bytes, flags: int, fd_count: int) -> AttachRequest:
     if flags & socket.MSG_TRUNC:
         raise InvalidRequest(f"message has more than {ATTACH_MESSAGE_BYTES_MAX} bytes; that is the largest")
     if flags & socket.MSG_CTRUNC:
-        raise InvalidRequest(f"more than {FDS_MAX} descriptors came with one message; 1 is the most")
+        # There is room for as many as the kernel lets a message carry: what is missing, this process may not open.
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        raise LimitExceeded(f"only {fd_count} descriptors of the message could be taken; the daemon may open {limit} files and has them open")
     try:
         request: AttachRequest = _decoder.decode(data)
         return request
@@ -295,6 +306,21 @@ def _validate_memory(fd: int, memory_bytes: int) -> None:
         raise InvalidRequest("the memfd is not open for reading and writing")
     if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & (fcntl.F_SEAL_WRITE | F_SEAL_FUTURE_WRITE):
         raise InvalidRequest("the memfd is sealed against writing: nothing could be restored into it")
+
+
+def _validate_chunks(request: AttachDeviceMemory) -> None:
+    """Raise InvalidRequest unless the numbers fit together. Whether the descriptors are chunks of such sizes, only a driver can tell: a mover's."""
+    count = len(request.chunk_bytes)
+    if not 1 <= count <= FDS_MAX:
+        raise InvalidRequest(f"the memory has {count} chunks; 1 to {FDS_MAX} are allowed, which is what one message carries")
+    for number, chunk_bytes in enumerate(request.chunk_bytes):
+        if chunk_bytes < 1:
+            raise InvalidRequest(f"chunk {number} has {chunk_bytes} bytes; at least 1 is needed")
+    total_bytes = sum(request.chunk_bytes)
+    if total_bytes > MEMORY_BYTES_MAX:
+        raise InvalidRequest(f"the chunks have {total_bytes} bytes; {MEMORY_BYTES_MAX} is the most")
+    if request.offset_bytes < 0 or request.memory_bytes < 1 or request.offset_bytes + request.memory_bytes > total_bytes:
+        raise InvalidRequest(f"memory of {request.memory_bytes} bytes at offset {request.offset_bytes} is outside its chunks of {total_bytes} bytes")
 
 
 def _wrong_version(version: int) -> InvalidRequest:

@@ -240,7 +240,7 @@ def layout(request: pb.RegisterRegionRequest) -> tuple[Layout, Memories]:
                     raise InvalidRequest(f"memory {number} has a CUDA IPC handle of {len(piece.handle)} bytes; it has {CUDA_HANDLE_BYTES}")
                 memories.append(CudaMemory(piece.handle, piece.offset_bytes, piece.memory_bytes))
             case _:
-                raise InvalidRequest(f"memory {number} names neither an attached memfd nor CUDA memory")
+                raise InvalidRequest(f"memory {number} names neither attached memory nor a CUDA IPC handle")
     if len(set(memories)) != len(memories):
         raise InvalidRequest("a memory stands twice in memories")
     planes = tuple(Plane(plane.memory, plane.offset_bytes, plane.block_stride_bytes, plane.block_bytes) for plane in request.planes)

@@ -188,7 +188,7 @@ class Double(offload_pb2_grpc.OffloadServiceServicer, admin_pb2_grpc.AdminServic
             n = request.namespace
             shard = Shard(n.shard.layer_start, n.shard.layer_count, n.shard.head_start, n.shard.head_count)
             namespace = Namespace(tenant=session.tenant, model=n.model, weights=n.weights, block_tokens=n.block_tokens, salt=n.salt, shard=shard)
-            maps = [map_shared(m.fd, m.memory_bytes) for m in memories]
+            maps = [map_shared(m.fds[0], m.memory_bytes) for m in memories]
             region_id = os.urandom(8)
             keys = KeyMaker(namespace.id(), request.cache_group)
             self.regions.setdefault(session.name, {})[region_id] = DoubleRegion(layout, maps, keys, namespace.id())

@@ -1,13 +1,14 @@
 """Runs inside an engine's process, which has the prelude of `tests/standin_tests/child.py`: KV memory on a GPU, filled and compared by name."""
 
 import hashlib
+import os
 import threading
 
 import numpy as np
 from cuda.bindings import driver as cu
 
 from offloadd.client import AckLevel, Blocks, Client, Namespace, Path, Plane, Tier
-from offloadd.client.cuda import export_pointer, new_event
+from offloadd.client.cuda import Chunk, DeviceMemory, export_pointer, new_event
 from offloadd.errors import OffloaddError
 
 #: The memories begin inside their allocations, as a caching allocator's tensors do.
@@ -20,17 +21,55 @@ def ok(answer):
     return values[0] if len(values) == 1 else tuple(values)
 
 
-class GpuEngine:
-    """One region on the GPU of the calling thread's context, and a client. `planes`: (memory, offset, stride, bytes)."""
+def virtual_memory(chunk_bytes):
+    """Address of chunks of virtual memory management, mapped side by side as an allocator with expandable segments does."""
+    properties = cu.CUmemAllocationProp()
+    properties.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    properties.location.id = int(ok(cu.cuCtxGetDevice()))
+    properties.requestedHandleTypes = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    base = at = int(ok(cu.cuMemAddressReserve(sum(chunk_bytes), 0, 0, 0)))
+    for size in chunk_bytes:
+        handle = ok(cu.cuMemCreate(size, properties, 0))
+        ok(cu.cuMemMap(at, size, 0, handle, 0))
+        ok(cu.cuMemRelease(handle))
+        at += size
+    access = cu.CUmemAccessDesc()
+    access.location = properties.location
+    access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    ok(cu.cuMemSetAccess(base, sum(chunk_bytes), [access], 1))
+    return base
 
-    def __init__(self, runtime_dir, *, block_count, memory_bytes, planes, instance="engine", weights="commit-1"):
+
+def in_chunks(memory, **changes):
+    """A memory of its own with descriptors of the same chunks, or with other `fds`, `sizes`, ...: what a client that errs could hand over."""
+    fds, sizes = changes.pop("fds", memory.fds), changes.pop("sizes", [chunk.chunk_bytes for chunk in memory.chunks])
+    chunks = tuple(Chunk(os.dup(fd), size) for fd, size in zip(fds, sizes, strict=True))
+    values = {name: getattr(memory, name) for name in ("device_uuid", "memory_bytes", "offset_bytes", "allocation_bytes")} | changes
+    return DeviceMemory(**values, ipc_handle=b"", chunks=chunks, _owner=None)
+
+
+class GpuEngine:
+    """One region on the GPU of the calling thread's context, and a client. `planes`: (memory, offset, stride, bytes).
+
+    `chunk_bytes`: the chunks of each memory, which then begins `inside_bytes` behind the first one's beginning; without, memories come from cudaMalloc.
+    `filled` False leaves memory untouched: a stand-in's takes no room then.
+    """
+
+    def __init__(
+        self, runtime_dir, *, block_count, memory_bytes, planes, chunk_bytes=(), inside_bytes=INSIDE_BYTES, filled=True, instance="engine", weights="commit-1"
+    ):
         self.planes = [Plane(*plane) for plane in planes]
         self.block_count = block_count
-        self.allocations = [int(ok(cu.cuMemAlloc(size + INSIDE_BYTES))) for size in memory_bytes]
-        self.pointers = [allocation + INSIDE_BYTES for allocation in self.allocations]
+        self.memory_bytes = memory_bytes
+        self.inside_bytes = inside_bytes
+        self.allocation_bytes = [sum(sizes) for sizes in chunk_bytes] or [inside_bytes + size for size in memory_bytes]
+        self.allocations = [virtual_memory(sizes) for sizes in chunk_bytes] or [int(ok(cu.cuMemAlloc(size))) for size in self.allocation_bytes]
+        self.pointers = [allocation + inside_bytes for allocation in self.allocations]
         self.memories = [export_pointer(pointer, size) for pointer, size in zip(self.pointers, memory_bytes, strict=True)]
-        for pointer, size in zip(self.allocations, memory_bytes, strict=True):
-            ok(cu.cuMemsetD8(pointer, 0xEE, size + INSIDE_BYTES))
+        if filled:
+            for pointer, size in zip(self.allocations, self.allocation_bytes, strict=True):
+                ok(cu.cuMemsetD8(pointer, 0xEE, size))
         self.client = Client.connect(runtime_dir, instance=instance, timeout_s=60)
         self.namespace = Namespace(model="test", weights=weights, engine="test")
         self.register()
@@ -71,12 +110,12 @@ class GpuEngine:
         return digest.hexdigest()
 
     def margins(self):
-        """Whether the bytes before each memory are untouched."""
+        """Whether the bytes before and behind each memory, in its allocation, are untouched."""
         untouched = True
-        for allocation in self.allocations:
-            margin = np.empty(INSIDE_BYTES, dtype=np.uint8)
-            ok(cu.cuMemcpyDtoH(margin.ctypes.data, allocation, margin.size))
-            untouched &= bool((margin == 0xEE).all())
+        for allocation, whole, size in zip(self.allocations, self.allocation_bytes, self.memory_bytes, strict=True):
+            data = np.empty(whole, dtype=np.uint8)
+            ok(cu.cuMemcpyDtoH(data.ctypes.data, allocation, data.size))
+            untouched &= bool((data[: self.inside_bytes] == 0xEE).all() and (data[self.inside_bytes + size :] == 0xEE).all())
         return untouched
 
     def blocks(self, indices, names):

@@ -97,7 +97,7 @@ def test_memories_beyond_the_limit_stay_the_callers() -> None:
 
 def test_the_end_of_a_session_runs_on_end_before_it_closes_descriptors_and_only_once() -> None:
     seen: list[bool] = []
-    table = SessionTable(sessions_max=1, memories_per_session_max=1, on_end=lambda s: seen.extend(is_open(m.fd) for m in s.memories.values()))
+    table = SessionTable(sessions_max=1, memories_per_session_max=1, on_end=lambda s: seen.extend(is_open(m.fds[0]) for m in s.memories.values()))
     session = create(table)
     fd = create_sealed("a", 4096)
     table.attach_memory(session, fd, 4096)

@@ -1,7 +1,9 @@
 import asyncio
 import fcntl
+import itertools
 import json
 import os
+import resource
 import socket
 import stat
 import sys
@@ -14,7 +16,7 @@ import pytest
 from offloadd.errors import ConfigError, NotAllowed
 from offloadd.memory.memfd import create_sealed
 from offloadd.model.attach import ATTACH_MESSAGE_BYTES_MAX
-from offloadd.offload.sessions import Session, SessionTable
+from offloadd.offload.sessions import DeviceChunks, Session, SessionTable
 from offloadd.rpc import attach as attach_module
 from offloadd.rpc import peer
 from offloadd.rpc.attach import AttachServer
@@ -119,8 +121,9 @@ async def test_a_client_is_who_the_kernel_says_and_its_memory_arrives(harness: H
     assert (session.pid, session.uid, session.tenant) == (child.pid, os.getuid(), f"uid:{os.getuid()}")
     assert (answer["session"], answer["tenant"], session.process) == (session.name, session.tenant, "worker")
     memory = session.memories[bytes.fromhex((await line(child))["memory_id"])]
-    assert memory.memory_bytes == os.fstat(memory.fd).st_size == 1 << 20
-    assert fcntl.fcntl(memory.fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+    (fd,) = memory.fds
+    assert memory.memory_bytes == os.fstat(fd).st_size == 1 << 20
+    assert fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
     child.kill()
     await gone(child)
 
@@ -141,7 +144,7 @@ async def test_kill_9_ends_the_session_and_closes_its_memory(harness: Harness) -
     child = await spawn(harness.path)
     await line(child)
     await line(child)
-    memory_fd = next(iter(harness.table.sessions[0].memories.values())).fd
+    (memory_fd,) = next(iter(harness.table.sessions[0].memories.values())).fds
     child.kill()
     await harness.until(lambda: harness.ended)
     assert harness.ended[0].ended and not is_open(memory_fd)
@@ -460,3 +463,143 @@ async def test_tokens_never_reach_the_log(tmp_path: Path) -> None:
     await harness.until(lambda: harness.ended)
     await harness.server.close()
     assert any("session_attached" in text for text in lines) and not any(answer["token"] in text for text in lines)
+
+
+# ---- GPU memory in chunks ----
+
+CHUNK = 2 << 20
+#: The message for two chunks. Only a mover's driver can tell whether descriptors are chunks, so any will do here.
+CHUNKS: dict[str, Any] = {
+    "type": "attach_device_memory",
+    "device_uuid": "GPU-0",
+    "chunk_bytes": [CHUNK, 2 * CHUNK],
+    "offset_bytes": CHUNK,
+    "memory_bytes": CHUNK,
+}
+
+
+def null_fds(count: int) -> list[int]:
+    return [os.open("/dev/null", os.O_RDWR) for _ in range(count)]
+
+
+async def test_chunks_arrive_in_order_with_all_their_descriptors(harness: Harness) -> None:
+    sock, answer = await harness.attached()
+    sent = [os.memfd_create("first"), os.memfd_create("second")]
+    memory_id = (await harness.ask(sock, CHUNKS, sent))["memory_id"]
+    memory = harness.table.by_token(answer["token"]).memories[bytes.fromhex(memory_id)]
+    assert [os.readlink(f"/proc/self/fd/{fd}") for fd in memory.fds] == ["/memfd:first (deleted)", "/memfd:second (deleted)"]  # noqa: PTH115
+    assert all(fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC for fd in memory.fds)
+    assert (memory.memory_bytes, memory.chunks) == (CHUNK, DeviceChunks("GPU-0", (CHUNK, 2 * CHUNK), CHUNK))
+    harness.table.check()
+    assert await harness.ask(sock, {"type": "detach_memory", "memory_id": memory_id}) == {"type": "memory_detached"}
+    assert not any(is_open(fd) for fd in memory.fds)
+    for fd in sent:
+        os.close(fd)
+
+
+async def test_as_many_chunks_as_a_message_carries_are_taken_and_closed_when_the_client_is_gone(harness: Harness) -> None:
+    harness.table.chunks_max = 253
+    before = len(open_fds())
+    sock, _ = await harness.attached()
+    sent = null_fds(253)
+    answer = await harness.ask(sock, CHUNKS | {"chunk_bytes": [CHUNK] * 253, "offset_bytes": 0, "memory_bytes": 253 * CHUNK}, sent)
+    assert answer["type"] == "memory_attached"
+    for fd in sent:
+        os.close(fd)
+    assert len(open_fds()) > before + 253
+    sock.close()
+    await harness.until(lambda: harness.ended)
+    await harness.until(lambda: len(open_fds()) == before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "count", "words"),
+    [
+        ({}, 1, "1 descriptors came with this message; 2 belong to it"),
+        ({}, 3, "3 descriptors came with this message; 2 belong to it"),
+        ({}, 0, "0 descriptors came with this message; 2 belong to it"),
+        ({"chunk_bytes": []}, 0, "the memory has 0 chunks; 1 to 253 are allowed"),
+        ({"chunk_bytes": [CHUNK] * 254}, 253, "the memory has 254 chunks; 1 to 253 are allowed"),
+        ({"chunk_bytes": [CHUNK, 0]}, 2, "chunk 1 has 0 bytes; at least 1 is needed"),
+        ({"chunk_bytes": [-CHUNK, 3 * CHUNK]}, 2, f"chunk 0 has {-CHUNK} bytes; at least 1 is needed"),
+        ({"chunk_bytes": [CHUNK, 1 << 62]}, 2, f"the chunks have {CHUNK + (1 << 62)} bytes; {1 << 62} is the most"),
+        ({"offset_bytes": -1}, 2, f"memory of {CHUNK} bytes at offset -1 is outside its chunks of {3 * CHUNK} bytes"),
+        ({"memory_bytes": 0}, 2, f"memory of 0 bytes at offset {CHUNK} is outside"),
+        ({"memory_bytes": 2 * CHUNK + 1}, 2, f"memory of {2 * CHUNK + 1} bytes at offset {CHUNK} is outside its chunks of {3 * CHUNK} bytes"),
+        ({"offset_bytes": 1 << 64}, 2, f"at offset {1 << 64} is outside"),
+        ({"device_uuid": ""}, 2, "device_uuid name has 0 bytes; 1 to 128 are allowed"),
+        ({"device_uuid": "GPU\n"}, 2, "device_uuid name holds characters that can't be printed"),
+        ({"chunk_bytes": "all"}, 2, "not of the attach protocol"),
+        ({"chunk_bytes": [1.5, CHUNK]}, 2, "not of the attach protocol"),
+        ({"extra": 1}, 2, "not of the attach protocol"),
+    ],
+)
+async def test_chunks_that_do_not_fit_together_are_refused_and_closed(harness: Harness, changes: dict[str, Any], count: int, words: str) -> None:
+    sock, answer = await harness.attached()
+    sent = null_fds(count)
+    before = len(open_fds())
+    refused = await harness.ask(sock, CHUNKS | changes, sent)
+    assert (refused["type"], refused["kind"]) == ("refused", "InvalidRequest") and words in refused["error"]
+    await harness.until(lambda: len(open_fds()) == before)
+    assert not harness.table.by_token(answer["token"]).memories
+    for fd in sent:
+        os.close(fd)
+
+
+async def test_chunks_over_a_limit_are_refused_and_closed_and_a_detached_memory_makes_room(harness: Harness) -> None:
+    harness.table.chunks_per_session_max, harness.table.chunks_max = 3, 4
+    sent = null_fds(2)
+    (sock, _), (other, _) = await harness.attached(), await harness.attached(instance="other")
+    memory_id = (await harness.ask(sock, CHUNKS, sent))["memory_id"]
+    before = len(open_fds())
+    refused = await harness.ask(sock, CHUNKS, sent)
+    assert refused["kind"] == "LimitExceeded" and "has 2 chunks of GPU memory and hands over 2; chunks_per_session_max is 3" in refused["error"]
+    await harness.until(lambda: len(open_fds()) == before)
+    one = {"chunk_bytes": [2 * CHUNK]}
+    assert (await harness.ask(other, CHUNKS, sent))["type"] == "memory_attached"
+    refused = await harness.ask(other, CHUNKS | one, sent[:1])
+    assert refused["kind"] == "LimitExceeded" and "all sessions have 4 chunks of GPU memory" in refused["error"] and "4 is the most" in refused["error"]
+    await harness.until(lambda: len(open_fds()) == before + 2)
+    harness.table.check()
+    await harness.ask(sock, {"type": "detach_memory", "memory_id": memory_id})
+    assert (await harness.ask(other, CHUNKS | one, sent[:1]))["type"] == "memory_attached"
+    refused = await harness.ask(other, CHUNKS | one, sent[:1])
+    assert refused["kind"] == "LimitExceeded" and "chunks_per_session_max is 3" in refused["error"]
+    assert (await harness.ask(sock, CHUNKS | one, sent[:1]))["type"] == "memory_attached"
+
+
+async def test_chunks_are_memories_of_the_session_and_are_counted_with_them(harness: Harness) -> None:
+    sock, _ = await harness.attached()
+    sent = null_fds(2)
+    for _ in range(2):
+        assert (await harness.ask(sock, CHUNKS, sent))["type"] == "memory_attached"
+    refused = await harness.ask(sock, CHUNKS, sent)
+    assert refused["kind"] == "LimitExceeded" and "has 2 memories; memories_per_session_max is 2" in refused["error"]
+
+
+async def test_chunks_before_the_attach_are_refused_and_closed(harness: Harness) -> None:
+    sock = harness.connect()
+    sent = null_fds(2)
+    before = len(open_fds())
+    assert (await harness.ask(sock, CHUNKS, sent))["error"] == "the first message must be attach"
+    assert await harness.is_hung_up(sock)
+    await harness.until(lambda: len(open_fds()) <= before)
+
+
+async def test_descriptors_that_the_daemon_may_not_open_are_refused_by_that_limit(harness: Harness) -> None:
+    sock, _ = await harness.attached()
+    sent = null_fds(2)
+    before = open_fds()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = next(number for number in itertools.count() if not is_open(number))
+    # Room for one of the two.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 1, limits[1]))
+    try:
+        refused = await harness.ask(sock, CHUNKS, sent)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert (
+        refused["kind"] == "LimitExceeded"
+        and f"only 1 descriptors of the message could be taken; the daemon may open {lowest_free + 1} files" in refused["error"]
+    )
+    await harness.until(lambda: open_fds() == before)
