@@ -8,7 +8,6 @@ a single block.
 import os
 import sys
 import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from offloadd.model.namespace import KeyMaker
 from offloadd.tiers.format import Geometry, geometry_of, slot_bytes_for
 from offloadd.tiers.slab_header import read_slab_headers
 from offloadd.tiers.superblock import read_superblock
-from offloadd.tiers.volume_io import allocate, open_read_only, read_full
+from offloadd.tiers.volume_io import open_read_only
 from offloadd.units import MIB, align_up
 
 #: What the share of one device's bandwidth in a node of eight GPUs would be asked for.
@@ -248,33 +247,35 @@ def _restored(engine: ClientProcess, expected: int, firsts: list[int], count: in
 
 
 def _single_blocks(work: Blocks, path: Path, singles: Singles) -> None:
-    """Ten of each in turn, so that all three see the same machine. By `offloadd serve` itself, which finds the blocks on the volume."""
+    """By `offloadd serve` itself, which finds the blocks on the volume."""
     geometry = geometry_at(path)
     slot_bytes = slot_bytes_for(work.block_bytes)
-    buffer = allocate(slot_bytes)
+    count = work.round_count * 30
     with Service(volume=path, open_slabs=8, index_bytes_max=1 << 30) as service:
         service.ready_s()
         service.event("volume is recovered")
         fd, _ = open_read_only(str(path))
         try:
             headers = read_slab_headers(fd, geometry, range(geometry.slab_count), threads=1)
-            first_slab = next(header.slab for header in headers if header is not None and header.slot_bytes == slot_bytes)
-            with ClientProcess(service.runtime_dir, "bench") as engine:
-                engine.ask("register", block_bytes=work.block_bytes, block_count=work.block_count, plane_count=work.plane_count)
-                # Touches every page of the new region as well: the mover's first copy to a page maps it.
-                checked = engine.ask("check", count=work.block_count)
-                if checked["restored_count"] != work.block_count or not checked["equal"]:
-                    raise RuntimeError(f"restored {checked['restored_count']} of {work.block_count} after a restart, equal {checked['equal']}")
-                for turn in range(work.round_count * 3):
-                    firsts = [(turn * 10 + number) * 7 % work.block_count for number in range(10)]
-                    singles.empty += engine.ask("empty", rounds=10)["seconds"]
-                    for first in firsts:
-                        start = time.perf_counter()
-                        read_full(fd, buffer, geometry.slot_offset(first_slab, first, slot_bytes), "slot")
-                        singles.slot_read.append(time.perf_counter() - start)
-                    singles.restore += _restored(engine, 10, firsts, 1, Way.HOST, singles.stages)
         finally:
             os.close(fd)
+        first_slab = next(header.slab for header in headers if header is not None and header.slot_bytes == slot_bytes)
+        with ClientProcess(service.runtime_dir, "bench") as engine:
+            engine.ask("register", block_bytes=work.block_bytes, block_count=work.block_count, plane_count=work.plane_count)
+            # Touches every page of the new region as well: the mover's first copy to a page maps it.
+            checked = engine.ask("check", count=work.block_count)
+            if checked["restored_count"] != work.block_count or not checked["equal"]:
+                raise RuntimeError(f"restored {checked['restored_count']} of {work.block_count} after a restart, equal {checked['equal']}")
+            firsts = [number * 7 % work.block_count for number in range(count)]
+            offsets = [geometry.slot_offset(first_slab, first, slot_bytes) for first in firsts]
+            found = engine.ask("singles", volume=str(path), offsets=offsets, size_bytes=slot_bytes, firsts=firsts, path=int(Way.HOST))
+            if found["restored_count"] != count:
+                raise RuntimeError(f"{found['restored_count']} of {count} single blocks were restored")
+            singles.empty += found["empty"]
+            singles.slot_read += found["slot_read"]
+            singles.restore += found["seconds"]
+            for name, values in found["stages"].items():
+                singles.stages.setdefault(name, []).extend(values)
         service.stop()
 
 

@@ -1,6 +1,7 @@
 """An engine in a process of its own: it does what it is told over its standard input, one JSON line a command, and answers with one line."""
 
 import hashlib
+import os
 import subprocess
 import sys
 import time
@@ -17,7 +18,9 @@ from bench.support.machine import ROOT
 from bench.support.mover import layout_of
 from offloadd.client import AckLevel, Blocks, Client, EvictStatus, HostMemory, Namespace, Region, Tier, convert
 from offloadd.client import Path as Way
+from offloadd.memory.mapping import map_private
 from offloadd.model.runtime import GRPC_SOCKET
+from offloadd.tiers.volume_io import open_read_only, read_full
 
 Answer = dict[str, Any]
 
@@ -127,6 +130,29 @@ class Engine:
             for name, values in stages.items():
                 values.append(getattr(result.times, name))
         return {"seconds": seconds, "restored_count": restored, "stages": stages}
+
+    def singles(self, *, volume: str, offsets: list[int], size_bytes: int, firsts: list[int], path: int) -> Answer:
+        """An empty call, a read of a slot past the daemon, and a restore of one block, in turn, so that each finds the machine as the others do."""
+        empty: list[float] = []
+        reads: list[float] = []
+        restores: Answer = {"seconds": [], "restored_count": 0, "stages": {}}
+        fd, _ = open_read_only(volume)
+        staging = map_private(size_bytes)
+        try:
+            for offset, first in zip(offsets, firsts, strict=True):
+                empty.append(self._check_health())
+                start = time.perf_counter()
+                read_full(fd, memoryview(staging.bytes), offset, "slot")
+                reads.append(time.perf_counter() - start)
+                one = self.restore(firsts=[first], count=1, path=path)
+                restores["seconds"] += one["seconds"]
+                restores["restored_count"] += one["restored_count"]
+                for name, values in one["stages"].items():
+                    restores["stages"].setdefault(name, []).extend(values)
+        finally:
+            os.close(fd)
+            staging.close()
+        return {"empty": empty, "slot_read": reads, **restores}
 
     def check(self, *, count: int, path: int = 0) -> Answer:
         """Wipe the memory, restore, and compare every byte with what was evicted."""

@@ -53,7 +53,7 @@ def duration(seconds: float | None) -> Duration | None:
 
 def seconds(value: Duration) -> float:
     """A duration in seconds."""
-    return value.ToNanoseconds() / 1e9
+    return float(value.seconds) + value.nanos / 1e9
 
 
 def spans(blocks: Blocks | Sequence[Blocks]) -> list[pb.BlockSpan]:
