@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.support.machine import ROOT
+from offloadd.config import MoverConfig, VolumeConfig
 from offloadd.config.sizes import default_lane_threads
 from offloadd.ipc.channel import Channel, socket_pair
 from offloadd.model.region import Layout, Plane
@@ -42,10 +43,10 @@ MOVER_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x4
 JOB_BYTES = 32 * MIB
 JOBS_IN_FLIGHT = 2
 #: A volume's lane as the daemon makes it by default.
-THREADS = 8
+THREADS: int = VolumeConfig.model_fields["io_threads"].default
 #: The arena's lane as the daemon makes it on this machine.
 ARENA_THREADS = default_lane_threads()
-STAGING_SLOT_BYTES = 8 * MIB
+STAGING_SLOT_BYTES: int = MoverConfig.model_fields["staging_slot_bytes"].default
 ANSWER_TIMEOUT_S = 300.0
 
 Records = npt.NDArray[Any]

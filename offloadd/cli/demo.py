@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from offloadd.client import AckLevel, AdminClient, Blocks, Client, HostMemory, Namespace, Path, PathCapability, Plane, Region, Tier
+from offloadd.config import MoverConfig, VolumeConfig
 from offloadd.errors import OffloaddError, Unavailable
 from offloadd.tiers.volume_file import format_volume
 from offloadd.tiers.volume_io import allocate
@@ -34,8 +35,9 @@ BLOCK_BYTES = TOKEN_BYTES * BLOCK_TOKENS
 TOKENS = 2048
 ROUNDS = 15
 BLOCK_RESTORES_PER_ROUND = 13
-CEILING_THREADS = 6
-CEILING_SLICE_BYTES = 8 * MIB
+#: As the daemon reads a volume by default.
+CEILING_THREADS: int = VolumeConfig.model_fields["io_threads"].default
+CEILING_SLICE_BYTES: int = MoverConfig.model_fields["staging_slot_bytes"].default
 
 SLAB_BYTES = 128 * MIB
 #: Free space to ask for beyond the volume itself.
