@@ -1,7 +1,7 @@
-"""The mover of a GPU: regions in CUDA memory of engines, copied by the copy engines to and from page-locked host memory.
+"""The mover of a GPU: regions in CUDA memory of engines, copied by the copy engines.
 
-The pipeline around it is the host's: slots are staged in host memory, checked there, and read and written with O_DIRECT (path `bounce`); the arena is
-page-locked and copied directly (path `ddr`). Imported only in a GPU's mover.
+Paths `bounce` and `ddr`: the pipeline is the host's, with slots staged, and the arena, in page-locked host memory. Path `gds`: slots are staged on the GPU
+itself (`gds_bench`, `gds_work`). Imported by every mover; it loads CUDA only when a device is opened.
 """
 
 import os
@@ -229,7 +229,6 @@ class CudaDevice:
         return self._pinned(count, size_bytes)
 
     def _pinned(self, count: int, size_bytes: int) -> list[PinnedBench]:
-
         def make() -> PinnedBench:
             mapping = map_private(size_bytes)
             try:
