@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -193,7 +194,16 @@ def _a_list(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-GpuName = Annotated[str, Field(pattern=r"^(cuda:[0-9]{1,3}|(GPU|MIG)-[0-9a-fA-F-]{1,64})$")]
+_GPU_NAME = re.compile(r"cuda:(0|[1-9][0-9]{0,2})|(GPU|MIG)-[0-9a-fA-F-]{1,64}")
+
+
+def _gpu_name(value: str) -> str:
+    if not _GPU_NAME.fullmatch(value):
+        raise _wrong('"cuda:N" or a UUID as nvidia-smi -L prints it ("GPU-...") is needed')
+    return value
+
+
+GpuName = Annotated[str, AfterValidator(_gpu_name)]
 
 
 class GpuConfig(_Section):
