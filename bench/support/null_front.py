@@ -44,6 +44,7 @@ class NullVolume:
     ordinal: int
     pool: Pool
     serving: bool = True
+    scanning: bool = False
     slab_failures: int = 0
     slabs_changed: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -2,10 +2,12 @@
 
     where is each block (pin it) → one move over all lanes → outcomes in request order as they come → a second try from the other tier where a copy was bad
 
-A block whose evict is still under way is waited for. Pins are released by a task of its own when the move is over, whatever became of the request.
+A block whose evict is still under way is waited for, and, soon after a start, one that a volume's scan may still find.
+Pins are released by a task of its own when the move is over, whatever became of the request.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -82,6 +84,7 @@ class Restorer:
         try:
             count = sum(batch.indices.shape[0] for batch in batches)
             answer = Answer.of(count)
+            await self._wait_for_scans(batches, options.deadline_s, active)
             await self._wait_in_flight(batches, options.deadline_s, active)
             work = self._plan(batches, path, options, answer)
             told = 0
@@ -115,6 +118,18 @@ class Restorer:
             self._count(answer)
 
     # -- planning --------------------------------------------------------------------------------------------------------------------
+
+    async def _wait_for_scans(self, batches: list[BlockBatch], deadline_s: float, active: Active) -> None:
+        """After a start volumes serve while they are scanned: a block that the scan has not come to is not missing."""
+        core = self._core
+        while active.stop_reason == Reason.NONE and (scanning := [volume for volume in core.volumes if volume.scanning]):
+            left_s = deadline_s - clock.monotonic_s()
+            if left_s <= 0 or all((core.catalog.lookup(batch.keys) > 0).all() for batch in batches):
+                return
+            # In pieces, since there may be several volumes, and a cancel has no move to wake yet.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left_s, 0.05)):
+                    await scanning[0].slabs_changed.wait()
 
     async def _wait_in_flight(self, batches: list[BlockBatch], deadline_s: float, active: Active) -> None:
         """A block whose evict was answered COPIED but is not published yet is not missing: wait until that evict is over."""

@@ -42,6 +42,9 @@ from offloadd.offload.namespaces import NamespaceEntry, Namespaces
 from offloadd.offload.processes import WorkerProcess
 from offloadd.tiers.format import SUMMARY_DTYPE, slot_count_for
 
+#: How long after a volume's opening a restore of an unknown block waits for its scan. A million blocks take 1 to 2 s, and to recompute takes longer than that.
+SCAN_WAIT_S = 5.0
+
 log = structlog.get_logger()
 
 #: Open slabs above `open_slabs` are closed one after the other; a pause between failures keeps a sick volume from being asked all the time.
@@ -105,6 +108,7 @@ class VolumeLink:
         self._dirty: dict[int, bool] = {}
         self._by_ordinal: dict[int, NamespaceEntry] = {}
         self._started_s = 0.0
+        self._scan_until_s = 0.0
         self.recovery_s = 0.0
 
     # -- what callers ask ------------------------------------------------------------------------------------------------------------
@@ -118,6 +122,11 @@ class VolumeLink:
     def serving(self) -> bool:
         """Whether blocks may be read and written (also while it is still being scanned)."""
         return self.state in ("recovering", "serving")
+
+    @property
+    def scanning(self) -> bool:
+        """Whether blocks that are not known yet may still be found, soon. False once the scan takes longer than SCAN_WAIT_S: nobody waits for a slow volume."""
+        return self.state == "recovering" and clock.monotonic_s() < self._scan_until_s
 
     @property
     def pool(self) -> Pool:
@@ -273,6 +282,7 @@ class VolumeLink:
         if not inventory.last:
             return
         self.state = "recovering"
+        self._scan_until_s = clock.monotonic_s() + SCAN_WAIT_S
         self._by_ordinal = self._namespaces.by_volume_ordinal(self.ordinal)
         assert self.opened is not None
         log.info(
@@ -332,6 +342,7 @@ class VolumeLink:
             headers_bad=scan.headers_bad,
             seconds=round(self.recovery_s, 3),
         )
+        self._wake()
         self.grant_wishes()
 
     def _fail(self, answer: Failed) -> None:

@@ -188,6 +188,34 @@ async def test_incident_5_a_restore_waits_for_the_evict_of_its_block_that_was_an
     assert (await restore).status.tolist() == [RestoreStatus.RESTORED] * 2
 
 
+class ScannedVolume:
+    """A volume that was opened after a restart and is being scanned."""
+
+    def __init__(self) -> None:
+        self.scanning, self.serving, self.ordinal = True, False, 0
+        self.slabs_changed = asyncio.Event()
+
+
+@pytest.mark.parametrize("found", [True, False])
+async def test_a_restore_right_after_a_restart_waits_for_the_scan_that_may_find_its_blocks(front: Front, found: bool) -> None:
+    volume = ScannedVolume()
+    front.core.volumes.append(volume)  # type: ignore[arg-type]
+    restore = front.restore(8, "a")
+    await settle()
+    assert not restore.done() and front.no_job(), "a block that the scan has not come to was called missing"
+    if found:
+        # The scan finds it; here an evict stands for that.
+        evict = front.evict(0, "a")
+        front.done(await front.job())
+        await evict
+    else:
+        volume.scanning = False
+    volume.slabs_changed.set()
+    if found:
+        front.done(await front.job())
+    assert (await restore).status.tolist() == [RestoreStatus.RESTORED if found else RestoreStatus.NOT_FOUND]
+
+
 async def test_incident_7_a_failed_evict_is_never_visible_and_leaves_no_slot(front: Front) -> None:
     evict = front.evict(0, "ab")
     job = await front.job()
