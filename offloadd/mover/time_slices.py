@@ -18,7 +18,8 @@ def take_short_turns() -> bool:
     """Ask for short turns for the calling thread; False where the kernel has no such call. Older kernels ignore the wish.
 
     A lane's threads read and compute by turns. One whose read has ended hands the volume its next one, and must not wait 3 ms for a core because two others
-    are verifying: the volume would idle meanwhile. On 2 busy cores a restore of 320 MiB gains 1 to 3 hundredths of the raw reads' bandwidth.
+    are verifying: the volume would idle meanwhile. On 2 busy cores a restore of 320 MiB
+    gained 1 to 3 hundredths of the raw reads' bandwidth in three A/B series, and lost one in a fourth.
     """
     number = _SYS_SCHED_SETATTR.get(os.uname().machine)
     if number is None or sys.platform != "linux":
