@@ -1,0 +1,114 @@
+"""Rows of a grid: one case each (a model's blocks, an operation, a path, a depth), measured or with the reason why this machine can't run it."""
+
+import enum
+
+import msgspec
+
+from bench.support.report import Figure
+from bench.support.stats import Summary
+
+#: Quantiles of a series that a row keeps: enough to draw its distribution, and no more than a page can hold.
+QUANTILES_MAX = 201
+
+
+class Operation(enum.StrEnum):
+    """Which way blocks go, as seen from the engine."""
+
+    EVICT = "evict"
+    RESTORE = "restore"
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is measured. Bytes are those of one rank; `block_count` blocks of `block_bytes` hold `tokens` tokens, the last one perhaps in part.
+
+    `path`: the way asked for (gds, bounce, ddr, host, recompute). `ack`: of an evict (copied, durable). `queue_depth`: requests in flight at once, each of
+    `block_count` blocks. `background`: what runs beside it; empty for nothing.
+    """
+
+    model: str
+    tensor_parallel: int
+    kv_dtype: str
+    block_tokens: int
+    block_bytes: int
+    tokens: int
+    block_count: int
+    operation: Operation
+    path: str
+    ack: str = ""
+    queue_depth: int = 1
+    gpu_count: int = 0
+    volume_count: int = 1
+    background: str = ""
+
+    @property
+    def payload_bytes(self) -> int:
+        """Of one request."""
+        return self.block_bytes * self.block_count
+
+    @property
+    def name(self) -> str:
+        """The same in every run, and different for every case."""
+        words = [
+            f"{self.model} TP{self.tensor_parallel} {self.kv_dtype}",
+            f"{self.tokens:,} tokens ({self.block_count} × {self.block_bytes / 1024:g} KiB)",
+            f"{self.operation} by {self.path}" + (f", {self.ack}" if self.ack else ""),
+            f"depth {self.queue_depth}",
+        ]
+        if self.gpu_count > 1 or self.volume_count > 1:
+            words.append(f"{self.gpu_count} GPUs, {self.volume_count} volumes")
+        if self.background:
+            words.append(f"beside {self.background}")
+        return ", ".join(words)
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A case and what came of it.
+
+    `skipped`: why it was not run; then all else is empty. `proven`: the ways that bytes really went, as the daemon's answers said, each with its share of the
+    payload. `seconds`: latencies of single requests, ascending, at most QUANTILES_MAX evenly spaced quantiles of them. `gb_per_s`: payload of all requests
+    over the time of all, so that depth counts. `memory_bytes_per_byte`: host memory traffic a payload byte, None where nothing counts it (`memory_note` says
+    why). `stages`: seconds of a request by stage, medians. `ceiling`: the name of what bounds it on this machine, measured in the same run, and its rate.
+    """
+
+    case: Case
+    skipped: str = ""
+    proven: dict[str, float] = {}
+    request_count: int = 0
+    seconds: list[float] = []
+    gb_per_s: float = 0.0
+    cpu_s_per_gb: float = 0.0
+    memory_bytes_per_byte: float | None = None
+    memory_note: str = ""
+    stages: dict[str, float] = {}
+    ceiling: str = ""
+    ceiling_gb_per_s: float | None = None
+    #: Of rates to the ceiling, in pairs measured one after the other.
+    ratio: float | None = None
+    #: Whether the seconds were worked out from a model of the hardware instead of being measured (recompute).
+    estimated: bool = False
+
+    @property
+    def figure(self) -> Figure:
+        """The row as a figure, for the table and for comparisons. Only of a row that was run."""
+        summary = Summary.of(self.seconds)
+        return Figure(
+            name=self.case.name,
+            value=summary.median * 1e3,
+            unit="ms",
+            ceiling=None,
+            ratio=self.ratio,
+            detail={
+                "way": " + ".join(f"{way} {share:.0%}" for way, share in sorted(self.proven.items())) or ("estimated" if self.estimated else "unproven"),
+                **summary.detail(1e3),
+                "gb_per_s": self.gb_per_s,
+                "cpu_s_per_gb": self.cpu_s_per_gb,
+            },
+        )
+
+
+def quantiles_of(seconds: list[float]) -> list[float]:
+    """What a row keeps of a series: all of it, ascending, or evenly spaced quantiles with the least and the greatest."""
+    ordered = sorted(seconds)
+    if len(ordered) <= QUANTILES_MAX:
+        return ordered
+    return [ordered[round(number * (len(ordered) - 1) / (QUANTILES_MAX - 1))] for number in range(QUANTILES_MAX)]
