@@ -15,7 +15,7 @@ PROTOS = Path(__file__).parents[1] / "protos"
 COMMITTED = Path(offloadd.__file__).parent / "v1"
 
 #: Members that stand for the protocol's zero value.
-ZERO = {enums.Tier: "ANY", enums.Path: "AUTO", enums.AckLevel: "DEFAULT", enums.Priority: "DEFAULT", enums.Reason: "NONE"}
+ZERO = {enums.Tier: "ANY", enums.Path: "AUTO", enums.AckLevel: "DEFAULT", enums.Priority: "DEFAULT", enums.Reason: "NONE", enums.Way: "PLAIN"}
 
 
 def test_the_generated_code_is_what_the_protos_generate(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from offloadd.client.values import (
     ShardName,
     StageTimes,
 )
-from offloadd.model.enums import AckLevel, EvictStatus, Path, Priority, Reason, RestoreStatus, Tier
+from offloadd.model.enums import AckLevel, EvictStatus, Path, Priority, Reason, RestoreStatus, Tier, Way
 from offloadd.model.namespace import Namespace, Shard
 from offloadd.model.region import Plane
 from offloadd.model.runtime import runtime_dir_default
@@ -54,5 +54,6 @@ __all__ = [
     "ShardName",
     "StageTimes",
     "Tier",
+    "Way",
     "runtime_dir_default",
 ]

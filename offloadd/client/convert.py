@@ -30,7 +30,7 @@ from offloadd.client.values import (
     StageTimes,
 )
 from offloadd.errors import DaemonFailed, InvalidRequest
-from offloadd.model.enums import AckLevel, EvictStatus, Path, Priority, Reason, RestoreStatus, Tier
+from offloadd.model.enums import AckLevel, EvictStatus, Path, Priority, Reason, RestoreStatus, Tier, Way
 from offloadd.model.namespace import Namespace
 from offloadd.v1 import offload_pb2 as pb
 
@@ -328,7 +328,18 @@ def capabilities(answer: pb.GetCapabilitiesResponse) -> Capabilities:
 
 def path_uses(uses: Iterable[pb.PathUse]) -> tuple[PathUse, ...]:
     """The ways really taken."""
-    return tuple(PathUse(_known(Tier, use.tier, Tier.ANY), _known(Path, use.path, Path.AUTO), use.block_count, use.payload_bytes, use.io_bytes) for use in uses)
+    return tuple(
+        PathUse(
+            _known(Tier, use.tier, Tier.ANY),
+            _known(Path, use.path, Path.AUTO),
+            use.block_count,
+            use.payload_bytes,
+            use.io_bytes,
+            # A way that this library does not know proves nothing to its caller.
+            _known(Way, use.way, Way.UNPROVEN),
+        )
+        for use in uses
+    )
 
 
 def stage_times(times: pb.StageTimes) -> StageTimes:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from offloadd.client.cuda.memory import DeviceMemory
 from offloadd.client.memory import HostMemory
-from offloadd.model.enums import EvictStatus, Path, Reason, RestoreStatus, Tier
+from offloadd.model.enums import EvictStatus, Path, Reason, RestoreStatus, Tier, Way
 from offloadd.model.namespace import Namespace
 from offloadd.model.region import Plane
 
@@ -77,13 +77,18 @@ class RestoreOutcome:
 
 @dataclass(frozen=True, slots=True)
 class PathUse:
-    """Bytes that really went one way. `io_bytes` counts headers and padding too."""
+    """Bytes that really went one way. `io_bytes` counts headers and padding too.
+
+    `path` GDS: it is proven that they went past host memory, and `way` says how. AUTO: they were answered COPIED before cuFile had them,
+    and which way they go is not known yet. `way` of paths that do their I/O themselves is PLAIN.
+    """
 
     tier: Tier
     path: Path
     block_count: int
     payload_bytes: int
     io_bytes: int
+    way: Way = Way.PLAIN
 
 
 @dataclass(frozen=True, slots=True)

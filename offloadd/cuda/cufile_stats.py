@@ -1,29 +1,16 @@
 """Which way bytes went between GPU memory and a volume: cuFile's and KvikIO's own counts, and what follows from two readings of them."""
 
 import ctypes
-import enum
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
+from offloadd.model.enums import Way
+
 GPUS_MAX = 16
 _LEVEL_PER_GPU = 3
 _COUNT = ctypes.c_uint64
-
-
-class Way(enum.StrEnum):
-    """The way of an I/O, best first: by nvidia-fs, by PCI P2PDMA, bounced through host memory in cuFile, or by KvikIO without asking cuFile."""
-
-    GDS_NVFS = "gds_nvfs"
-    GDS_P2P = "gds_p2p"
-    CUFILE_POSIX = "cufile_posix"
-    KVIKIO_POSIX = "kvikio_posix"
-
-    @property
-    def is_gds(self) -> bool:
-        """Whether the bytes went past host memory."""
-        return self in (Way.GDS_NVFS, Way.GDS_P2P)
 
 
 class PerGpuStats(ctypes.Structure):
@@ -174,12 +161,13 @@ class PathCounts:
     def count(self, way: Way) -> int:
         """I/Os that went that way."""
         both = self.reads + self.writes
-        return {Way.GDS_NVFS: both.nvfs, Way.GDS_P2P: both.p2p, Way.CUFILE_POSIX: both.posix, Way.KVIKIO_POSIX: self.kvikio_posix}[way]
+        counts = {Way.GDS_NVFS: both.nvfs, Way.GDS_P2P: both.p2p, Way.CUFILE_POSIX: both.posix, Way.KVIKIO_POSIX: self.kvikio_posix}
+        return counts.get(way, 0)
 
     @property
-    def way(self) -> Way | None:
-        """The worst way that any of them went, None if none was counted. See `Proof` for what it says about a single transfer."""
-        return next((way for way in reversed(Way) if self.count(way)), None)
+    def way(self) -> Way:
+        """The worst way that any of them went, UNPROVEN if none was counted. See `Proof` for what it says about a single transfer."""
+        return next((way for way in reversed(Way) if self.count(way)), Way.UNPROVEN)
 
 
 class Proof:

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from offloadd.cuda.cufile_stats import PathCounts, StatsUnavailable, Way
+from offloadd.cuda.cufile_stats import PathCounts, StatsUnavailable
 from offloadd.cuda.driver import CudaError, check, load
 from offloadd.cuda.gds import Gds, GdsUnavailable, GdsVolume, StagingSlot, WhyNot, within
+from offloadd.model.enums import Way
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -130,20 +131,24 @@ class _Attempt:
 
     def _way_since(self, before: PathCounts) -> str:
         try:
-            return self.gds.proof.since(before).way or ""
+            return _told(self.gds.proof.since(before).way)
         except StatsUnavailable:
             return ""
 
 
+def _told(way: Way) -> str:
+    return "" if way is Way.UNPROVEN else way.label
+
+
 def _judged(counts: PathCounts, *, reads: int, writes: int) -> ProbeResult:
     way = counts.way
-    if way is None or (way.is_gds and (counts.reads.done < reads or counts.writes.done < writes)):
+    if way is Way.UNPROVEN or (way.is_gds and (counts.reads.done < reads or counts.writes.done < writes)):
         moved = f"{reads} reads and {writes} writes were made, cuFile counted {counts.reads.done} and {counts.writes.done}"
-        return ProbeResult(False, way or "", WhyNot.UNPROVEN, moved)
+        return ProbeResult(False, _told(way), WhyNot.UNPROVEN, moved)
     if way.is_gds:
-        return ProbeResult(True, way, None, "")
+        return ProbeResult(True, way.label, None, "")
     who = "cuFile" if way is Way.CUFILE_POSIX else "KvikIO"
-    return ProbeResult(False, way, WhyNot.BOUNCED, f"{who} bounced through POSIX: the bytes went through host memory")
+    return ProbeResult(False, way.label, WhyNot.BOUNCED, f"{who} bounced through POSIX: the bytes went through host memory")
 
 
 def _to_device(slot: StagingSlot, data: Bytes) -> None:

@@ -1,10 +1,12 @@
 """Feeds the metrics from what the use cases tell."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from offloadd.metrics.registry import Metrics, label
-from offloadd.model.enums import Tier
+from offloadd.model.enums import Path, Tier
 from offloadd.offload.answers import Answer
+from offloadd.offload.moves import PathUse
 from offloadd.offload.service import Offload
 
 
@@ -22,8 +24,13 @@ class MetricsObserver:
         metrics.request_seconds.labels(operation=operation).observe(clock.total_ns / 1e9)
         for stage, nanoseconds in (("queue", clock.queue_ns), ("copy", clock.copy_ns), ("checksum", clock.checksum_ns), ("io", clock.io_ns)):
             metrics.stage_seconds.labels(operation=operation, stage=stage).observe(nanoseconds / 1e9)
-        for use in answer.uses:
-            metrics.bytes.labels(operation=operation, tier=label(use.tier), path=label(use.path)).inc(use.payload_bytes)
+        self.bytes_moved(operation, answer.uses)
+
+    def bytes_moved(self, operation: str, uses: Iterable[PathUse]) -> None:
+        """Count bytes by way; those whose way is not known yet come again when it is."""
+        for use in uses:
+            if use.path != Path.AUTO:
+                self._metrics.bytes.labels(operation=operation, tier=label(use.tier), path=label(use.path), way=label(use.way)).inc(use.payload_bytes)
 
     def blocks(self, operation: str, outcome: str, tier: Tier, count: int) -> None:
         """Count blocks by outcome."""

@@ -6,7 +6,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from offloadd.model.enums import EvictStatus, Path, Reason, RestoreStatus, Tier
+from offloadd.model.enums import EvictStatus, Path, Reason, RestoreStatus, Tier, Way
 
 OPERATIONS: Final = ("evict", "restore", "spill", "prefetch")
 REQUESTS: Final = (*OPERATIONS, "lookup", "release")
@@ -24,6 +24,7 @@ def label(member: IntEnum) -> str:
 
 TIERS: Final = tuple(label(tier) for tier in Tier)
 PATHS: Final = tuple(label(path) for path in Path)
+WAYS: Final = tuple(label(way) for way in Way)
 OUTCOMES: Final = tuple(sorted({label(status) for status in (*EvictStatus, *RestoreStatus) if status}))
 #: Why a restore gave no bytes: `not_found`, or the reason beside the status.
 MISS_REASONS: Final = ("not_found", *(label(reason) for reason in Reason if reason is not Reason.NONE))
@@ -33,7 +34,7 @@ class Metrics:
     """All series of one daemon, in a registry of their own. Belongs to the event-loop thread; the endpoint may read at any time.
 
     Feed it by `metrics.blocks.labels(operation="evict", outcome="stored", tier="arena").inc(count)`. Label values come from OPERATIONS, REQUESTS,
-    STAGES, TIERS, PATHS, OUTCOMES, MISS_REASONS, from the volumes of the configuration and from the names of the workers: a value that a client
+    STAGES, TIERS, PATHS, WAYS, OUTCOMES, MISS_REASONS, from the volumes of the configuration and from the names of the workers: a value that a client
     could choose would let it fill the memory. `check_labels` holds that in tests.
     """
 
@@ -43,6 +44,7 @@ class Metrics:
             "stage": frozenset(STAGES),
             "tier": frozenset(TIERS),
             "path": frozenset(PATHS),
+            "way": frozenset(WAYS),
             "outcome": frozenset(OUTCOMES),
             "reason": frozenset(MISS_REASONS),
             "volume": frozenset(volumes),
@@ -50,7 +52,7 @@ class Metrics:
         }
         self.registry = CollectorRegistry()
         self.blocks = self._counter("blocks", "Blocks answered.", "operation", "outcome", "tier")
-        self.bytes = self._counter("bytes", "Payload bytes moved.", "operation", "tier", "path")
+        self.bytes = self._counter("bytes", "Payload bytes moved.", "operation", "tier", "path", "way")
         self.misses = self._counter("misses", "Blocks of restores that gave no bytes.", "reason")
         self.workers_restarted = self._counter("workers_restarted", "Workers that died and were started again.", "worker")
         self.request_seconds = Histogram(

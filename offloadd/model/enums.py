@@ -21,6 +21,32 @@ class Path(IntEnum):
     HOST = 4
 
 
+class Way(IntEnum):
+    """How bytes of a path that hands them to cuFile really went, best first; PLAIN: the path does its I/O itself. The numbers rise as the ways get worse."""
+
+    PLAIN = 0
+    #: By nvidia-fs, past host memory.
+    GDS_NVFS = 1
+    #: By PCI peer-to-peer DMA, past host memory.
+    GDS_P2P = 2
+    #: cuFile bounced them through host memory.
+    CUFILE_POSIX = 3
+    #: KvikIO moved them through host memory without asking cuFile.
+    KVIKIO_POSIX = 4
+    #: Neither library counted them: nothing is proven, so they count as bounced.
+    UNPROVEN = 5
+
+    @property
+    def is_gds(self) -> bool:
+        """Whether it is proven that the bytes went past host memory."""
+        return self in (Way.GDS_NVFS, Way.GDS_P2P)
+
+    @property
+    def label(self) -> str:
+        """As it is written in texts and metrics: gds_nvfs."""
+        return self.name.lower()
+
+
 class AckLevel(IntEnum):
     """What holds when an evict is answered. COPIED: the source may be reused. DURABLE: and the bytes are synced to a volume."""
 

@@ -13,6 +13,7 @@ from offloadd.cuda.probe import probe
 from offloadd.cuda.region import CudaRegion, Places
 from offloadd.memory.mapping import Bytes, Mapping, map_private
 from offloadd.memory.planes import PlaneGroup
+from offloadd.model.enums import Way
 from offloadd.mover.cuda_device import CudaDevice, close_all
 from offloadd.mover.device import make_all
 from offloadd.mover.slot_io import ShortIoError
@@ -36,7 +37,8 @@ class GdsBench:
         """Allocates `size_bytes` on the GPU, and little more. Raises OSError; nothing is held then."""
         self._device = device
         self._proof = gds.proof
-        self._bounced = False
+        #: How the last I/O went, or one of another thread at the same time: it can't be told which, so all of them are told the worst.
+        self.way = Way.UNPROVEN
         self._volume = volume
         self._kernels = kernels
         self._count_max = size_bytes // (2 * SECTOR_BYTES)
@@ -128,14 +130,7 @@ class GdsBench:
             yield
         except ShortTransfer as error:
             raise ShortIoError(str(error)) from error
-        way = self._proof.since(before).way
-        # Nothing counted proves nothing.
-        self._bounced = way is None or not way.is_gds
-
-    @property
-    def bounced(self) -> bool:
-        """Whether the last I/O, or one of another thread at the same time, passed the host: it can't be told which, so all of them are told."""
-        return self._bounced
+        self.way = self._proof.since(before).way
 
 
 def open_gds_benches(device: CudaDevice, volume: Volume, count: int, size_bytes: int) -> list[GdsBench]:

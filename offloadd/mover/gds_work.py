@@ -103,8 +103,8 @@ def read_only(tools: Tools, piece: Slice) -> None:
 
 
 def _tell_the_way(piece: Slice, bench: GdsBench) -> None:
-    piece.bounced = bench.bounced
-    if piece.bounced and piece.job.require_path:
+    piece.way = bench.way
+    if not piece.way.is_gds and piece.job.require_path:
         piece.fail(Reason.WRONG_PATH)
 
 

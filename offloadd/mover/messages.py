@@ -226,8 +226,8 @@ class SliceDone(msgspec.Struct, frozen=True, tag=True):
     io_ns: int
     payload_bytes: int
     io_bytes: int
-    #: The lane goes past the host, but these bytes did not (cuFile fell back to POSIX).
-    bounced: bool = False
+    #: A `Way`: how bytes that were handed to cuFile really went.
+    way: int = 0
 
 
 #: Mover → front, on a lane socket.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from offloadd.model.enums import Reason
+from offloadd.model.enums import Reason, Way
 from offloadd.model.slots import BLOCK_DTYPE, RESULT_DTYPE, Records
 from offloadd.mover.messages import Job, Operation, SliceDone
 from offloadd.mover.slot_io import BUFFERS_MAX
@@ -29,7 +29,6 @@ class Slice:
 
     __slots__ = (
         "_last_ns",
-        "bounced",
         "checksum_ns",
         "checksums",
         "copy_ns",
@@ -43,6 +42,7 @@ class Slice:
         "reasons",
         "records",
         "regions",
+        "way",
     )
 
     def __init__(self, job: Job, operation: Operation, records: Records) -> None:
@@ -52,8 +52,8 @@ class Slice:
         self.regions: list[int] = sorted(set(records["region"].tolist()))
         self.reasons = np.zeros(len(records), dtype=np.uint32)
         self.checksums = np.zeros(len(records), dtype=np.uint32)
-        #: Set when the bytes did not go past the host though the lane does.
-        self.bounced = False
+        #: Of a lane that hands its bytes to cuFile: how they really went.
+        self.way = Way.PLAIN
         self.failure: Exception | None = None
         self.queue_ns = self.copy_ns = self.checksum_ns = self.io_ns = self.io_bytes = self._last_ns = 0
 
@@ -110,7 +110,7 @@ class Slice:
             io_ns=self.io_ns,
             payload_bytes=int(self.records["payload_bytes"][self.reasons == 0].sum()),
             io_bytes=self.io_bytes,
-            bounced=self.bounced,
+            way=int(self.way),
         )
 
 

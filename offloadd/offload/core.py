@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from offloadd.mover.messages import JOB_BLOCKS_MAX, Job, Operation
 from offloadd.offload.bandwidth import Bandwidths
 from offloadd.offload.devices import HOST, Device
 from offloadd.offload.lanes import Lane
-from offloadd.offload.moves import Move
+from offloadd.offload.moves import Move, PathUse
 from offloadd.offload.namespaces import Namespaces
 from offloadd.offload.regions import Regions
 from offloadd.offload.sessions import Session
@@ -52,6 +52,9 @@ class Observer(Protocol):
 
     def request_done(self, operation: str, answer: Any) -> None:
         """A request was answered."""
+
+    def bytes_moved(self, operation: str, uses: Iterable[PathUse]) -> None:
+        """Bytes of a request that was answered before went these ways."""
 
     def blocks(self, operation: str, outcome: str, tier: Tier, count: int) -> None:
         """So many blocks of a request had this outcome."""

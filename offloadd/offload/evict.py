@@ -7,7 +7,7 @@ request meanwhile.
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from offloadd import clock
 from offloadd.catalog.pool import Reservation, Shortage
-from offloadd.model.enums import AckLevel, EvictStatus, Path, Priority, Reason, Tier
+from offloadd.model.enums import AckLevel, EvictStatus, Path, Priority, Reason, Tier, Way
 from offloadd.model.requests import BlockBatch, EvictOptions
 from offloadd.model.slots import FLAG_KEEP
 from offloadd.mover.messages import Operation
@@ -95,6 +95,8 @@ class Evictor:
             durable = options.ack == AckLevel.DURABLE
             stopped = await core.wait_for(move, active, options.deadline_s, lambda: move.done if durable else move.copied)
             self._tell(move, parts, answer, stopped, options)
+            if any(use.path == Path.AUTO for use in answer.uses):
+                self._tell_later(move, answer)
         except asyncio.CancelledError:
             if active.move is not None and active.stop_reason == Reason.NONE:
                 core.leave(active.move)
@@ -357,6 +359,28 @@ class Evictor:
         move.reasons[part.first + refused] = int(Reason.TIER_FULL)
         return rows
 
+    @staticmethod
+    def _add_pending(answer: Answer, part: _Part, count: int, options: EvictOptions) -> None:
+        """Blocks that are answered COPIED before their result: nothing of them was written yet."""
+        if count == 0:
+            return
+        tier, path = Tier.ARENA, Path.DDR
+        if part.volume >= 0:
+            lane = part.region.device.volume_lane(part.volume, options.path, part.region.slot_bytes)
+            # Which way cuFile takes is known when it has taken it.
+            tier, path = Tier.VOLUME, Path.AUTO if lane is None or lane.path == Path.GDS else lane.path
+        answer.add_use(PathUse(tier, path, Way.PLAIN, block_count=count, payload_bytes=count * part.region.payload_bytes))
+
+    def _tell_later(self, move: Move, answer: Answer) -> None:
+        """The ways that were not known when the evict was answered, once the move is over."""
+        told = {use.name: use.payload_bytes for use in answer.uses}
+
+        def tell() -> None:
+            late = (replace(use, payload_bytes=use.payload_bytes - told.get(use.name, 0)) for use in move.uses.values())
+            self._core.observer.bytes_moved("evict", late)
+
+        move.at_end(tell)
+
     def _tell(self, move: Move, parts: list[_Part], answer: Answer, stopped: Reason, options: EvictOptions) -> None:
         """Outcomes of the blocks that moved. COPIED is answered before the result: a pending block is STORED when its source was copied."""
         for part in parts:
@@ -365,7 +389,7 @@ class Evictor:
             pending = reasons == PENDING
             good = (reasons == 0) | (pending & (stopped == Reason.NONE))
             answer.set(part.positions[good], EvictStatus.STORED, 0, tier)
-            _use(answer, part, int(good.sum()), options)
+            self._add_pending(answer, part, int((good & pending).sum()), options)
             bad = ~good & ~pending
             answer.set(part.positions[bad], EvictStatus.FAILED, reasons[bad])
             late = ~good & pending
@@ -373,31 +397,14 @@ class Evictor:
             for status, mask in ((EvictStatus.STORED, good), (EvictStatus.FAILED, ~good)):
                 if mask.any():
                     self._core.observer.blocks("evict", status.name.lower(), Tier(tier), int(mask.sum()))
-        for use in answer.uses:
-            # What was written by now: nothing yet, for a COPIED block.
-            moved = move.uses.get((use.tier, use.path))
-            use.io_bytes = moved.io_bytes if moved is not None else 0
+        for use in move.uses.values():
+            answer.add_use(use)
         duplicates = int((answer.status == EvictStatus.DUPLICATE).sum())
         if duplicates:
             self._core.observer.blocks("evict", "duplicate", Tier.ANY, duplicates)
         rejected = int((answer.status == EvictStatus.REJECTED).sum())
         if rejected:
             self._core.observer.blocks("evict", "rejected", Tier.ANY, rejected)
-
-
-def _use(answer: Answer, part: _Part, count: int, options: EvictOptions) -> None:
-    if count == 0:
-        return
-    tier, path = Tier.ARENA, Path.DDR
-    if part.volume >= 0:
-        lane = part.region.device.volume_lane(part.volume, options.path, part.region.slot_bytes)
-        assert lane is not None
-        tier, path = Tier.VOLUME, lane.path
-    use = next((one for one in answer.uses if (one.tier, one.path) == (tier, path)), None)
-    if use is None:
-        answer.uses.append(use := PathUse(tier, path))
-    use.block_count += count
-    use.payload_bytes += count * part.region.payload_bytes
 
 
 async def _any_set(events: list[asyncio.Event], deadline_s: float, active: Active) -> bool:

@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from offloadd.ipc.channel import AsyncChannel
-from offloadd.model.enums import Path, Reason, Tier
+from offloadd.model.enums import Path, Reason, Tier, Way
 from offloadd.model.slots import BLOCK_DTYPE, RESULT_DTYPE
 from offloadd.mover.messages import Copied, Job, LaneAnswer, Operation, SliceDone
-from offloadd.offload.moves import Move
+from offloadd.offload.moves import Move, WayName
 from offloadd.scheduler.lane_queue import JobClass, LaneQueue, Ticket
 
 
@@ -21,6 +21,12 @@ class _Pending:
     positions: npt.NDArray[np.uint32]
     left: int
     sent: bool = False
+
+
+def _way_name(tier: Tier, path: Path, way: Way) -> WayName:
+    if path == Path.GDS and way is Way.PLAIN:
+        way = Way.UNPROVEN
+    return tier, path if way is Way.PLAIN or way.is_gds else Path.BOUNCE, way
 
 
 class Lane:
@@ -36,7 +42,8 @@ class Lane:
         self.path = path
         self.read_bytes_max = read_bytes_max
         self.write_bytes_max = write_bytes_max
-        self._way = (tier, path)
+        #: What is told of bytes that went each way: whatever was not proven to go past the host was bounced.
+        self._ways = {int(way): _way_name(tier, path, way) for way in Way}
         self._queue = queue
         self._jobs: dict[int, _Pending] = {}
         self._channel: AsyncChannel[LaneAnswer] | None = None
@@ -112,11 +119,11 @@ class Lane:
         count = len(answer.results) // RESULT_DTYPE.itemsize
         pending.left -= count
         if pending.left:
-            pending.move.on_slice(answer, self._way if not answer.bounced else (self.tier, Path.BOUNCE), count)
+            pending.move.on_slice(answer, self._ways[answer.way], count)
             return
         del self._jobs[answer.job]
         self._queue.finish(answer.job)
-        pending.move.on_slice(answer, self._way if not answer.bounced else (self.tier, Path.BOUNCE), count)
+        pending.move.on_slice(answer, self._ways[answer.way], count)
         self._pump()
 
     def _fail_sent(self) -> None:

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from offloadd.model.enums import Path, Tier
+from offloadd.model.enums import Path, Tier, Way
 from offloadd.model.slots import RESULT_DTYPE
 from offloadd.mover.messages import SliceDone
+
+#: What tells ways apart in an answer.
+WayName = tuple[Tier, Path, Way]
 
 #: In `Move.reasons`: no result yet.
 PENDING = 0xFFFFFFFF
@@ -36,17 +39,23 @@ class StageClock:
 
 @dataclass(slots=True)
 class PathUse:
-    """Bytes that really went one way."""
+    """Bytes that really went one way. `path` AUTO: they are still on their way to cuFile, and which one that will be is not known yet."""
 
     tier: Tier
     path: Path
+    way: Way
     block_count: int = 0
     payload_bytes: int = 0
     io_bytes: int = 0
 
+    @property
+    def name(self) -> WayName:
+        """What tells it apart in an answer."""
+        return self.tier, self.path, self.way
+
 
 @dataclass(slots=True)
-class _Way:
+class _Used:
     """`unread`: results, RESULT_DTYPE, that were counted but not entered. Slices come by tens of thousands a second, and NumPy takes as long for one of
     them as for a hundred: they are entered when somebody looks."""
 
@@ -75,7 +84,7 @@ class Move:
     pending_count: int = field(init=False)
     _reasons: npt.NDArray[np.uint32] = field(init=False)
     _checksums: npt.NDArray[np.uint32] = field(init=False)
-    _ways: "dict[tuple[Tier, Path], _Way]" = field(default_factory=dict)
+    _used: dict[WayName, _Used] = field(default_factory=dict)
     _uncopied: dict[int, int] = field(default_factory=dict)
     _at_end: list[Callable[[], None]] = field(default_factory=list)
 
@@ -122,30 +131,30 @@ class Move:
         return self._checksums
 
     @property
-    def uses(self) -> dict[tuple[Tier, Path], PathUse]:
+    def uses(self) -> dict[WayName, PathUse]:
         """What was moved by which way so far; ways by which nothing was are left out."""
         self._read()
-        return {name: way.use for name, way in self._ways.items() if way.use.block_count}
+        return {name: used.use for name, used in self._used.items() if used.use.block_count}
 
     def _read(self) -> None:
-        for way in self._ways.values():
-            if not way.unread:
+        for used in self._used.values():
+            if not used.unread:
                 continue
-            results = np.frombuffer(b"".join(way.unread), dtype=RESULT_DTYPE)
-            way.unread.clear()
+            results = np.frombuffer(b"".join(used.unread), dtype=RESULT_DTYPE)
+            used.unread.clear()
             positions, reasons = results["position"], results["reason"]
             self._reasons[positions] = reasons
             self._checksums[positions] = results["checksum"]
-            way.use.block_count += results.shape[0] - int(np.count_nonzero(reasons))
+            used.use.block_count += results.shape[0] - int(np.count_nonzero(reasons))
 
-    def on_slice(self, done: SliceDone, way_name: tuple[Tier, Path], count: int) -> None:
+    def on_slice(self, done: SliceDone, name: WayName, count: int) -> None:
         """Results of one slice of `count` blocks that went this way."""
-        way = self._ways.get(way_name)
-        if way is None:
-            way = self._ways[way_name] = _Way(PathUse(*way_name))
-        way.unread.append(done.results)
+        used = self._used.get(name)
+        if used is None:
+            used = self._used[name] = _Used(PathUse(*name))
+        used.unread.append(done.results)
         self.clock.add(done)
-        use = way.use
+        use = used.use
         if done.payload_bytes:
             use.payload_bytes += done.payload_bytes
             use.io_bytes += done.io_bytes

@@ -311,13 +311,7 @@ class Restorer:
     def _add_uses(self, answer: Answer, move: Move) -> None:
         answer.clock.add(move.clock)
         for use in move.uses.values():
-            known = next((one for one in answer.uses if (one.tier, one.path) == (use.tier, use.path)), None)
-            if known is None:
-                answer.uses.append(use)
-            else:
-                known.block_count += use.block_count
-                known.payload_bytes += use.payload_bytes
-                known.io_bytes += use.io_bytes
+            answer.add_use(use)
 
     def _count(self, answer: Answer) -> None:
         core = self._core

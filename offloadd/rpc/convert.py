@@ -335,6 +335,7 @@ def _path_use(use: PathUse) -> pb.PathUse:
         block_count=use.block_count,
         payload_bytes=use.payload_bytes,
         io_bytes=use.io_bytes,
+        way=int(use.way),  # type: ignore[arg-type]
     )
 
 

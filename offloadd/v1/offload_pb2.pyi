@@ -24,6 +24,15 @@ class Path(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PATH_DDR: _ClassVar[Path]
     PATH_HOST: _ClassVar[Path]
 
+class Way(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WAY_UNSPECIFIED: _ClassVar[Way]
+    WAY_GDS_NVFS: _ClassVar[Way]
+    WAY_GDS_P2P: _ClassVar[Way]
+    WAY_CUFILE_POSIX: _ClassVar[Way]
+    WAY_KVIKIO_POSIX: _ClassVar[Way]
+    WAY_UNPROVEN: _ClassVar[Way]
+
 class AckLevel(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ACK_LEVEL_UNSPECIFIED: _ClassVar[AckLevel]
@@ -83,6 +92,12 @@ PATH_GDS: Path
 PATH_BOUNCE: Path
 PATH_DDR: Path
 PATH_HOST: Path
+WAY_UNSPECIFIED: Way
+WAY_GDS_NVFS: Way
+WAY_GDS_P2P: Way
+WAY_CUFILE_POSIX: Way
+WAY_KVIKIO_POSIX: Way
+WAY_UNPROVEN: Way
 ACK_LEVEL_UNSPECIFIED: AckLevel
 ACK_LEVEL_COPIED: AckLevel
 ACK_LEVEL_DURABLE: AckLevel
@@ -327,18 +342,20 @@ class StageTimes(_message.Message):
     def __init__(self, queue: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., copy: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checksum: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., io: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class PathUse(_message.Message):
-    __slots__ = ("tier", "path", "block_count", "payload_bytes", "io_bytes")
+    __slots__ = ("tier", "path", "block_count", "payload_bytes", "io_bytes", "way")
     TIER_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     IO_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WAY_FIELD_NUMBER: _ClassVar[int]
     tier: Tier
     path: Path
     block_count: int
     payload_bytes: int
     io_bytes: int
-    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., path: _Optional[_Union[Path, str]] = ..., block_count: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., io_bytes: _Optional[int] = ...) -> None: ...
+    way: Way
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., path: _Optional[_Union[Path, str]] = ..., block_count: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., io_bytes: _Optional[int] = ..., way: _Optional[_Union[Way, str]] = ...) -> None: ...
 
 class EvictResponse(_message.Message):
     __slots__ = ("outcomes", "paths", "times")

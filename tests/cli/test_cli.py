@@ -68,7 +68,7 @@ def busy_status() -> admin_pb2.StatusResponse:
         ],
         counters=[
             admin_pb2.Counter(name='offloadd_blocks_total{operation="evict",outcome="stored",tier="arena"}', value=123_456),
-            admin_pb2.Counter(name='offloadd_bytes_total{operation="evict",tier="arena",path="ddr"}', value=3 * GIB),
+            admin_pb2.Counter(name='offloadd_bytes_total{operation="evict",tier="arena",path="ddr",way="plain"}', value=3 * GIB),
         ],
     )
 

@@ -32,8 +32,8 @@ def check_against_daemon(swap: Swap, daemon: DaemonProcess, tier: Tier, path: Pa
     assert counters[f'offloadd_blocks_total{{operation="evict",outcome="stored",tier="{name}"}}'] == stored
     assert counters['offloadd_blocks_total{operation="evict",outcome="duplicate",tier="any"}'] == duplicate
     assert counters[f'offloadd_blocks_total{{operation="restore",outcome="restored",tier="{name}"}}'] == restored
-    assert counters[f'offloadd_bytes_total{{operation="evict",tier="{name}",path="{way}"}}'] == stored * block_bytes
-    assert counters[f'offloadd_bytes_total{{operation="restore",tier="{name}",path="{way}"}}'] == restored * block_bytes
+    assert counters[f'offloadd_bytes_total{{operation="evict",tier="{name}",path="{way}",way="plain"}}'] == stored * block_bytes
+    assert counters[f'offloadd_bytes_total{{operation="restore",tier="{name}",path="{way}",way="plain"}}'] == restored * block_bytes
 
 
 def check_preemptions(swap: Swap) -> None:

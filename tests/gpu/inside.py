@@ -175,4 +175,5 @@ def told(result):
     return {
         "outcomes": [[outcome.status.name, outcome.reason.name, outcome.tier.name] for outcome in result.outcomes],
         "paths": [[use.tier.name, use.path.name, use.block_count] for use in result.paths],
+        "ways": {use.way.label: use.block_count for use in result.paths},
     }

@@ -94,18 +94,63 @@ def test_where_there_is_no_way_past_the_host_the_daemon_says_why_and_bounces(
 
 
 @pytest.mark.parametrize("require", [False, True])
-def test_cufile_that_bounces_later_is_told(standin_node: Node, daemon: DaemonProcess, make_engine: Callable[..., None], require: bool) -> None:
+@pytest.mark.parametrize("operation", ["evict", "restore"])
+def test_cufile_that_bounces_later_is_told(standin_node: Node, daemon: DaemonProcess, make_engine: Callable[..., None], operation: str, require: bool) -> None:
     engine = standin_node.engine()
     make_engine(engine, daemon, **SHAPE)
-    engine.run(EVICT)
+    if operation == "restore":
+        engine.run(EVICT)
     assert standin_node.control is not None
     standin_node.control.cufile_mode = CufileMode.COMPAT
-    restored, wrong = engine.run(RESTORE.format(require=require))
-    if require:
-        assert {tuple(outcome[:2]) for outcome in restored["outcomes"]} == {("FAILED", "WRONG_PATH")}
-        assert len(wrong) == COUNT, "bytes were scattered though the required path was not taken"
+    if operation == "restore":
+        moved, wrong = engine.run(RESTORE.format(require=require))
+        assert len(wrong) == (COUNT if require else 0), "bytes were scattered though the required path was not taken"
     else:
-        assert restored["paths"] == [["VOLUME", "BOUNCE", COUNT]] and wrong == []
+        moved = engine.run(EVICT.replace("require_path=True", f"require_path={require}"))
+    if require:
+        assert {tuple(outcome[:2]) for outcome in moved["outcomes"]} == {("FAILED", "WRONG_PATH")} and moved["paths"] == []
+    else:
+        assert (moved["paths"], moved["ways"]) == ([["VOLUME", "BOUNCE", COUNT]], {"cufile_posix": COUNT})
+        counted = daemon.counters()
+        assert counted[f'offloadd_bytes_total{{operation="{operation}",tier="volume",path="bounce",way="cufile_posix"}}'] == COUNT * BLOCK_BYTES
+        assert not any(f'operation="{operation}"' in name and 'path="gds"' in name for name in counted)
+
+
+@pytest.mark.parametrize(("mode", "way"), [(CufileMode.NVFS, "gds_nvfs"), (CufileMode.P2P, "gds_p2p")])
+def test_the_two_ways_past_the_host_are_told_apart(standin_node: Node, make_engine: Callable[..., None], mode: CufileMode, way: str) -> None:
+    assert standin_node.control is not None
+    standin_node.control.cufile_mode = mode
+    daemon, engine = standin_node.daemon(), standin_node.engine()
+    assert settled_gds(daemon) == (True, "")
+    make_engine(engine, daemon, **SHAPE)
+    evicted = engine.run(EVICT)
+    restored, _ = engine.run(RESTORE.format(require=True))
+    for moved in (evicted, restored):
+        assert (moved["paths"], moved["ways"]) == ([["VOLUME", "GDS", COUNT]], {way: COUNT})
+    counted = daemon.counters()
+    for operation in ("evict", "restore"):
+        assert counted[f'offloadd_bytes_total{{operation="{operation}",tier="volume",path="gds",way="{way}"}}'] == COUNT * BLOCK_BYTES
+
+
+@pytest.mark.parametrize(("mode", "path", "way"), [(CufileMode.NVFS, "gds", "gds_nvfs"), (CufileMode.COMPAT, "bounce", "cufile_posix")])
+def test_what_is_answered_before_cufile_has_it_claims_no_way(
+    standin_node: Node, daemon: DaemonProcess, make_engine: Callable[..., None], mode: CufileMode, path: str, way: str
+) -> None:
+    engine = standin_node.engine()
+    make_engine(engine, daemon, **SHAPE)
+    engine.run(EVICT.replace("block {number}", "cuts the slab {number}"))
+    control = standin_node.control
+    assert control is not None
+    name = f'offloadd_bytes_total{{operation="evict",tier="volume",path="{path}",way="{way}"}}'
+    before = daemon.counters()
+    control.cufile_mode = mode
+    with control.hang("cuFileWrite"):
+        copied = engine.run(EVICT.replace("durable=True", "durable=False").replace("require_path=True", "require_path=False"))
+        assert copied["paths"] == [["VOLUME", "AUTO", COUNT]] and copied["ways"] == {"plain": COUNT}
+        assert daemon.counters() == before | {other: value for other, value in daemon.counters().items() if "bytes" not in other}, (
+            "bytes were counted that no way had taken"
+        )
+    daemon.wait_until(lambda: daemon.counters().get(name, 0) - before.get(name, 0) == COUNT * BLOCK_BYTES, "the count of the late bytes")
 
 
 @pytest.mark.parametrize("call", ["cuFileRead", "cuFileWrite"])

@@ -33,7 +33,7 @@ def scrape(server: MetricsServer) -> str:
 
 def feed(metrics: Metrics) -> None:
     metrics.blocks.labels(operation="evict", outcome="stored", tier="arena").inc(3)
-    metrics.bytes.labels(operation="restore", tier="volume", path="host").inc(4096)
+    metrics.bytes.labels(operation="restore", tier="volume", path="host", way="plain").inc(4096)
     metrics.stage_seconds.labels(operation="restore", stage="io").observe(0.002)
     metrics.request_seconds.labels(operation="restore").observe(0.003)
     metrics.volume_used_bytes.labels(volume="/volume").set(8192)
@@ -45,7 +45,7 @@ def test_what_is_counted_is_served_under_the_daemons_prefix(metrics: Metrics, se
     feed(metrics)
     text = scrape(server)
     assert 'offloadd_blocks_total{operation="evict",outcome="stored",tier="arena"} 3.0' in text
-    assert 'offloadd_bytes_total{operation="restore",path="host",tier="volume"} 4096.0' in text
+    assert 'offloadd_bytes_total{operation="restore",path="host",tier="volume",way="plain"} 4096.0' in text
     assert 'offloadd_stage_seconds_bucket{le="0.0025",operation="restore",stage="io"} 1.0' in text
     assert 'offloadd_volume_used_bytes{volume="/volume"} 8192.0' in text
     assert 'offloadd_limit{limit="sessions_max"} 256.0' in text

@@ -72,7 +72,7 @@ def test_threads_with_a_slot_each_move_their_own_bytes(mover: Child, control: Co
     assert path.read_bytes() == old[4 * SLOT :] + old[: 4 * SLOT]
     moved = control.process(mover.pid).counters - before
     assert (moved.cufile_reads, moved.cufile_writes, moved.cufile_registered, moved.host_copies) == (40, 40, 80, 0)
-    assert mover.run("counts = gds.proof.since(begin); result = [counts.way, counts.reads.done, counts.writes.done]") == ["gds_nvfs", 40, 40]
+    assert mover.run("counts = gds.proof.since(begin); result = [counts.way.label, counts.reads.done, counts.writes.done]") == ["gds_nvfs", 40, 40]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_the_way_is_told_as_it_was(mover: Child, control: Control, mode: CufileM
     before = control.process(mover.pid).counters
     mover.run("before = gds.proof.snapshot(); volume.read(slot, 0, SLOT_BYTES, 0); [volume.write(slot, 0, SLOT_BYTES, 0) for _ in range(2)]")
     told = mover.run(
-        "counts = gds.proof.since(before); result = [counts.way, counts.way.is_gds, counts.count(counts.way), counts.reads.done, counts.writes.done]"
+        "counts = gds.proof.since(before); result = [counts.way.label, counts.way.is_gds, counts.count(counts.way), counts.reads.done, counts.writes.done]"
     )
     assert told == [way, way != "cufile_posix", 3, 1, 2]
     bounced = (control.process(mover.pid).counters - before).host_copies
@@ -114,7 +114,7 @@ def test_one_bounced_io_among_many_is_seen(mover: Child, control: Control) -> No
     control.cufile_mode = CufileMode.COMPAT
     mover.run("volume.read(slot, 0, 4096, 0)")
     control.cufile_mode = CufileMode.NVFS
-    assert mover.run("volume.read(slot, 0, 4096, 0); counts = gds.proof.since(before); result = [counts.way, counts.reads.nvfs, counts.reads.posix]") == [
+    assert mover.run("volume.read(slot, 0, 4096, 0); counts = gds.proof.since(before); result = [counts.way.label, counts.reads.nvfs, counts.reads.posix]") == [
         "cufile_posix",
         21,
         1,
@@ -122,10 +122,10 @@ def test_one_bounced_io_among_many_is_seen(mover: Child, control: Control) -> No
 
 
 def test_nothing_moved_is_no_way(mover: Child, control: Control) -> None:
-    assert mover.run("before = gds.proof.snapshot(); result = gds.proof.since(before).way") is None
+    assert mover.run("before = gds.proof.snapshot(); result = gds.proof.since(before).way.label") == "unproven"
     control.fail("cuFileRead", errno.EIO, times=1)
-    told = mover.run("failure(lambda: volume.read(slot, 0, 4096, 0)); counts = gds.proof.since(before); result = [counts.way, counts.reads.failed]")
-    assert told == [None, 1]
+    told = mover.run("failure(lambda: volume.read(slot, 0, 4096, 0)); counts = gds.proof.since(before); result = [counts.way.label, counts.reads.failed]")
+    assert told == ["unproven", 1]
 
 
 def test_what_kvikio_moves_by_itself_is_seen(mover: Child, control: Control) -> None:
@@ -136,7 +136,7 @@ def test_what_kvikio_moves_by_itself_is_seen(mover: Child, control: Control) -> 
         volume.read(slot, 0, 4096, 0)
         volume.read(slot, 0, SLOT_BYTES, 0)
         counts = gds.proof.since(before)
-        result = [counts.way, counts.kvikio_posix, counts.reads.nvfs]
+        result = [counts.way.label, counts.kvikio_posix, counts.reads.nvfs]
     """)
     assert told == ["kvikio_posix", 1, 1]
 
