@@ -9,6 +9,7 @@ from pathlib import Path
 
 from offloadd import __version__
 from offloadd.tiers.volume_io import file_system_of
+from offloadd.transfer.checksum import choose_fastest
 from offloadd.units import GIB
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +28,7 @@ def machine_record(directory: Path) -> dict[str, str | int | float]:
         "device": _device(directory),
         "python": platform.python_version(),
         "offloadd": __version__,
+        "crc32c_by": choose_fastest(),
         "numpy": metadata.version("numpy"),
         "grpcio": metadata.version("grpcio"),
         "commit": _commit(),

@@ -43,6 +43,7 @@ from offloadd.mover.messages import (
 )
 from offloadd.mover.tools import Memories
 from offloadd.mover.volume import adopt_volume
+from offloadd.transfer.checksum import choose_fastest
 
 _PR_SET_PDEATHSIG = 1
 
@@ -210,6 +211,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel: Channel[Control] = Channel(socket.socket(fileno=arguments.fd), Control)
     try:
+        choose_fastest()
         device, note = _open_device(arguments.device)
         clean = Mover(channel, device, note).serve()
     except (BrokenPipeError, ConnectionResetError):
