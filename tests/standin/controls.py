@@ -190,6 +190,15 @@ class Control:
         self._block.compute_mode = mode
 
     @property
+    def mps(self) -> bool:
+        """Whether an MPS server serves all devices from now on."""
+        return bool(self._block.mps)
+
+    @mps.setter
+    def mps(self, serves: bool) -> None:
+        self._block.mps = serves
+
+    @property
     def management(self) -> Management:
         """What the management library tells, to be read and set."""
         return self._block.management
