@@ -13,6 +13,7 @@ from typing import Any
 from offloadd.cuda.compute_mode import ComputeMode
 
 LIBRARY = "libnvidia-ml.so.1"
+PACKAGE = "nvidia-ml-py"
 
 
 class NvmlUnavailable(Exception):
@@ -91,7 +92,7 @@ def _library(name: str) -> Iterator[Any]:
     try:
         import pynvml
     except ImportError as error:
-        raise NvmlUnavailable(f"the Python package nvidia-ml-py can't be imported ({error}); install offloadd with its extra cuda12 or cuda13") from error
+        raise NvmlUnavailable(f"the Python package {PACKAGE} can't be imported ({error}); install offloadd with its extra cuda12 or cuda13") from error
     try:
         # pynvml loads it by its soname: what has that soname already is what it gets.
         ctypes.CDLL(name)
