@@ -73,6 +73,7 @@ def values_of(status: Any) -> dict[str, Any]:
         ],
         "sessions": [_fields(session, "name", "instance", "tenant", "pid", "region_count", "mapped_bytes", "request_count") for session in status.sessions],
         "workers": [_fields(worker, "name", "pid", "restart_count") for worker in status.workers],
+        "gpus": [_fields(gpu, "device", "uuid", "name", "pci_bus_id", "compute_mode", "uses_mps", "context_bytes", "note") for gpu in status.gpus],
         "paths": [
             {"tier": _name(enums.Tier, path.tier), "path": _name(enums.Path, path.path)}
             | _fields(path, "device", "available", "note", "restore_bytes_per_s", "evict_bytes_per_s")
@@ -109,6 +110,7 @@ def render(status: dict[str, Any], console: Console) -> None:
         workers.add_row(plain(worker["name"]), str(worker["pid"] or "restarting"), str(worker["restart_count"]))
     console.print(workers)
     console.print()
+    _render_gpus(status["gpus"], console)
     paths = table("tier", "path", "device", ">restore", ">evict", "note", title="Paths")
     for path in status["paths"]:
         style = "" if path["available"] else "dim"
@@ -154,6 +156,22 @@ def _render_volumes(volumes: list[dict[str, Any]], console: Console) -> None:
     console.print(shown)
     for note in notes:
         console.print(plain(note))
+    console.print()
+
+
+def _render_gpus(gpus: list[dict[str, Any]], console: Console) -> None:
+    if not gpus:
+        return
+    shown = table("gpu", "model", "pci", "compute mode", "mps", ">context", title="GPUs")
+    for gpu in gpus:
+        mps = "" if gpu["note"] else "yes" if gpu["uses_mps"] else "no"
+        context = format_bytes(gpu["context_bytes"]) if gpu["context_bytes"] else "-"
+        shown.add_row(plain(gpu["device"]), plain(gpu["name"] or "can't be used"), plain(gpu["pci_bus_id"]), plain(gpu["compute_mode"]), mps, context)
+    console.print(shown)
+    for gpu in gpus:
+        # As with volumes, reasons are too long for a column.
+        if gpu["note"]:
+            console.print(plain(f"{gpu['device']}: {gpu['note']}"))
     console.print()
 
 

@@ -215,7 +215,9 @@ class GpuConfig(_Section):
 
     @model_validator(mode="after")
     def _devices_differ(self) -> Self:
-        if len(set(self.devices)) != len(self.devices):
+        # As the movers read them: hexadecimal digits of either case, and the kind before them does not matter. Whether a cuda:N is one of these they find out.
+        gpus = {name.upper().removeprefix("GPU-").removeprefix("MIG-") for name in self.devices}
+        if len(gpus) != len(self.devices):
             raise _wrong(f"devices is {list(self.devices)}; each GPU may stand there once")
         return self
 

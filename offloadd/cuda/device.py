@@ -1,23 +1,15 @@
 """One GPU and its primary context."""
 
-import enum
 from pathlib import Path
 from typing import Any
 
+from offloadd.cuda.compute_mode import ComputeMode
 from offloadd.cuda.driver import CudaError, check, load
 from offloadd.units import format_bytes
 
 #: A PCI bus id is `0000:10:00.0` with its NUL.
 _BUS_ID_BYTES = 16
 _NAME_BYTES = 256
-
-
-class ComputeMode(enum.IntEnum):
-    """Who may use a GPU; `nvidia-smi -c` sets it."""
-
-    DEFAULT = 0
-    PROHIBITED = 2
-    EXCLUSIVE_PROCESS = 3
 
 
 class Device:
@@ -36,11 +28,19 @@ class Device:
         self._context = context
         self._closed = False
 
+    @staticmethod
+    def uuid_of(selector: str) -> str:
+        """UUID of the GPU that `open` would open; no context is made. Raises CudaError that names the selector."""
+        cu = load()
+        operation = f"open device {selector!r}"
+        return _uuid(cu, check(cu.cuDeviceGet(_ordinal(cu, selector, operation)), operation))
+
     @classmethod
     def open(cls, selector: str, *, sys: Path = Path("/sys")) -> "Device":
         """Open `cuda:N` (among the GPUs that this process sees) or a UUID (`GPU-…`, `MIG-…`), and make it current in this thread.
 
-        `sys`: where sysfs is mounted. Raises CudaError that names the selector: no such GPU, a compute mode that lets no second process in, no driver.
+        `sys`: where sysfs is mounted. Raises CudaError that names the selector: no such GPU, a compute mode that lets no second process in (under
+        EXCLUSIVE_PROCESS, without MPS), no driver.
         """
         cu = load()
         operation = f"open device {selector!r}"
@@ -49,7 +49,7 @@ class Device:
         _refuse_compute_mode(cu, handle, operation)
         uuid = _uuid(cu, handle)
         name = _text(check(cu.cuDeviceGetName(_NAME_BYTES, handle), operation))
-        numa_node = _numa_node(sys, _text(check(cu.cuDeviceGetPCIBusId(_BUS_ID_BYTES, handle), operation)))
+        numa_node = _numa_node(sys, _bus_id(cu, handle, operation))
         context = check(cu.cuDevicePrimaryCtxRetain(handle), operation)
         device = cls(ordinal=ordinal, handle=handle, context=context, uuid=uuid, name=name, numa_node=numa_node)
         try:
@@ -73,6 +73,16 @@ class Device:
         """Who may use the GPU now; an administrator may change it at any time."""
         cu = load()
         return ComputeMode(_attribute(cu, self._handle, cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_MODE))
+
+    @property
+    def uses_mps(self) -> bool:
+        """Whether contexts of this process are clients of an MPS server, which shares one context of the GPU among them."""
+        return _uses_mps(load(), self._handle)
+
+    @property
+    def pci_bus_id(self) -> str:
+        """As sysfs writes it: `0000:10:00.0`."""
+        return _bus_id(load(), self._handle, f"read the PCI bus id of cuda:{self.ordinal}")
 
     @property
     def pitch_bytes_max(self) -> int:
@@ -120,14 +130,31 @@ def _ordinal(cu: Any, selector: str, operation: str) -> int:
 
 
 def _refuse_compute_mode(cu: Any, handle: Any, operation: str) -> None:
-    """EXCLUSIVE_PROCESS lets the engine in or us, never both: who comes first would win, and the other fail at a random moment."""
-    mode = _attribute(cu, handle, cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_MODE)
-    if mode in (ComputeMode.PROHIBITED, ComputeMode.EXCLUSIVE_PROCESS):
+    """EXCLUSIVE_PROCESS lets the engine in or us, never both: who comes first would win, and the other fail at a random moment. Clients of MPS are one."""
+    mode = ComputeMode(_attribute(cu, handle, cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_MODE))
+    if mode == ComputeMode.PROHIBITED:
+        raise CudaError(operation, "", "its compute mode is PROHIBITED, so nobody can use it; `nvidia-smi -c DEFAULT` lets the engine and offloadd")
+    if mode.is_exclusive and not _uses_mps(cu, handle):
         raise CudaError(
             operation,
             "",
-            f"its compute mode is {ComputeMode(mode).name}, so the engine and offloadd can't both use it; `nvidia-smi -c DEFAULT` lets them",
+            f"its compute mode is {mode.name} and MPS does not serve it, so the engine and offloadd can't both use it; `nvidia-smi -c DEFAULT` lets them, or "
+            "`nvidia-cuda-mps-control -d` where both run as one user and with the same CUDA_MPS_PIPE_DIRECTORY",
         )
+
+
+def _uses_mps(cu: Any, handle: Any) -> bool:
+    try:
+        return bool(_attribute(cu, handle, cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED))
+    except CudaError as error:
+        if error.name != "CUDA_ERROR_INVALID_VALUE":
+            raise
+        # A driver before 12.2 does not know the question.
+        return False
+
+
+def _bus_id(cu: Any, handle: Any, operation: str) -> str:
+    return _text(check(cu.cuDeviceGetPCIBusId(_BUS_ID_BYTES, handle), operation)).lower()
 
 
 def _attribute(cu: Any, handle: Any, attribute: Any) -> int:
@@ -146,6 +173,6 @@ def _text(raw: bytes) -> str:
 def _numa_node(sys: Path, bus_id: str) -> int:
     """-1 where the kernel does not know it either: a machine with one node, many virtual machines, or no sysfs."""
     try:
-        return int((sys / "bus/pci/devices" / bus_id.lower() / "numa_node").read_text())
+        return int((sys / "bus/pci/devices" / bus_id / "numa_node").read_text())
     except (OSError, ValueError):
         return -1

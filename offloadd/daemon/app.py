@@ -97,8 +97,8 @@ class Daemon:
         self._config = config
         settings = settings or settings_of(config)
         self._directory = RuntimeDirectory(config.daemon.runtime_dir)
-        workers = ["mover host", *(f"keeper {volume.path}" for volume in settings.volumes)]
-        self.metrics = Metrics(volumes=[volume.path for volume in settings.volumes], workers=workers)
+        workers = ["mover host", *(f"mover {gpu}" for gpu in settings.gpus), *(f"keeper {volume.path}" for volume in settings.volumes)]
+        self.metrics = Metrics(volumes=[volume.path for volume in settings.volumes], workers=workers, gpus=settings.gpus)
         self.metrics.show_limits({name: float(value) for name, value in config.limits.model_dump().items()})
         self.offload = Offload(settings, MetricsObserver(self.metrics))
         self.stopping = asyncio.Event()

@@ -50,6 +50,11 @@ def refresh_gauges(metrics: Metrics, offload: Offload) -> None:
     if core.catalog.arena is not None:
         metrics.arena_used_bytes.set(core.catalog.arena.used_bytes)
         metrics.arena_blocks.set(core.catalog.arena.used_slots)
+    for device in core.devices.values():
+        if device.is_gpu:
+            facts = device.mover.hello.gpu if device.mover.hello is not None else None
+            metrics.gpu_usable.labels(gpu=device.name).set(0 if device.note else 1)
+            metrics.gpu_context_bytes.labels(gpu=device.name).set(facts.context_bytes if facts is not None else 0)
     for volume in core.volumes:
         if volume.opened is not None:
             metrics.volume_used_bytes.labels(volume=volume.options.path).set(volume.pool.used_bytes)

@@ -20,7 +20,7 @@ LIMIT_S_DEFAULT = 10.0
 #: Subjects at a time. Each is a process; most of them wait for a disk or for nothing.
 _AT_A_TIME = 8
 #: What checks read of the environment.
-_VARIABLES = ("CUFILE_ENV_PATH_JSON", "LD_LIBRARY_PATH", "KUBERNETES_SERVICE_HOST")
+_VARIABLES = ("CUFILE_ENV_PATH_JSON", "CUDA_MPS_PIPE_DIRECTORY", "LD_LIBRARY_PATH", "KUBERNETES_SERVICE_HOST")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
-"""NVIDIA's driver, its device nodes and its libraries, as far as files tell."""
+"""NVIDIA's driver, its device nodes and its libraries, as far as files tell; and its GPUs, as the management library tells."""
 
+import functools
 import re
 import sys
 from dataclasses import dataclass
 
+from offloadd.cuda.nvml import LIBRARY, GpuState, NvmlUnavailable, read_gpus
 from offloadd.doctor.system import System
 
 _LIBRARY_DIRECTORIES = (
@@ -39,6 +41,14 @@ class Library:
 
     path: str
     version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Management:
+    """What the management library told, or why it did not."""
+
+    gpus: tuple[GpuState, ...]
+    error: str = ""
 
 
 def driver(system: System) -> Driver | None:
@@ -81,6 +91,21 @@ def library(system: System, name: str) -> Library | None:
             match = re.search(r"\.so\.([0-9]+\.[0-9.]+)$", system.real(f"{directory}/{name}"))
             return Library(path=f"{directory}/{name}", version=match[1] if match else "")
     return _wheel(system, name)
+
+
+def management(system: System) -> Management:
+    """What the management library of this machine tells. It is asked once a process: to start it takes as long as a GPU takes to wake up."""
+    found = library(system, LIBRARY)
+    # Without a file where one is looked for, the loader may know of one: of the machine itself, not of a tree that stands in for it.
+    return _ask(str(system.path(found.path)) if found is not None else LIBRARY if str(system.root) == "/" else f"{system.root}/{LIBRARY}")
+
+
+@functools.cache
+def _ask(name: str) -> Management:
+    try:
+        return Management(read_gpus(name))
+    except NvmlUnavailable as error:
+        return Management((), str(error))
 
 
 def _wheel(system: System, name: str) -> Library | None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from offloadd.doctor.checks import container, daemon, device, gds, gpu, memory, topology, volume
+from offloadd.doctor.checks import container, daemon, device, gds, gpu, gpu_state, memory, topology, volume
 from offloadd.doctor.finding import Finding
 from offloadd.doctor.subject import Machine, Volume
 from offloadd.doctor.system import System
@@ -34,6 +34,14 @@ MACHINE_CHECKS: tuple[Check[Machine], ...] = (
     Check("driver", "gpu", gpu.check_driver),
     Check("devices", "gpu", gpu.check_devices),
     Check("libcuda", "gpu", gpu.check_libcuda),
+    Check("nvml", "gpu", gpu_state.check_nvml),
+    Check("compute mode", "gpu", gpu_state.check_compute_mode),
+    Check("mps", "gpu", gpu_state.check_mps),
+    Check("bar1", "gpu", gpu_state.check_bar1),
+    Check("gpu memory", "gpu", gpu_state.check_memory),
+    Check("mig", "gpu", gpu_state.check_mig),
+    Check("persistence", "gpu", gpu_state.check_persistence),
+    Check("ecc", "gpu", gpu_state.check_ecc),
     Check("nvidia-fs", "gds", gds.check_nvidia_fs),
     Check("p2pdma", "gds", gds.check_p2pdma),
     Check("libcufile", "gds", gds.check_libcufile),

@@ -34,11 +34,11 @@ class Metrics:
     """All series of one daemon, in a registry of their own. Belongs to the event-loop thread; the endpoint may read at any time.
 
     Feed it by `metrics.blocks.labels(operation="evict", outcome="stored", tier="arena").inc(count)`. Label values come from OPERATIONS, REQUESTS,
-    STAGES, TIERS, PATHS, WAYS, OUTCOMES, MISS_REASONS, from the volumes of the configuration and from the names of the workers: a value that a client
+    STAGES, TIERS, PATHS, WAYS, OUTCOMES, MISS_REASONS, from the volumes and GPUs of the configuration and from the names of the workers: a value that a client
     could choose would let it fill the memory. `check_labels` holds that in tests.
     """
 
-    def __init__(self, *, volumes: Sequence[str] = (), workers: Sequence[str] = ()) -> None:
+    def __init__(self, *, volumes: Sequence[str] = (), workers: Sequence[str] = (), gpus: Sequence[str] = ()) -> None:
         self._labels: dict[str, frozenset[str]] = {
             "operation": frozenset(REQUESTS),
             "stage": frozenset(STAGES),
@@ -49,6 +49,7 @@ class Metrics:
             "reason": frozenset(MISS_REASONS),
             "volume": frozenset(volumes),
             "worker": frozenset(workers),
+            "gpu": frozenset(gpus),
         }
         self.registry = CollectorRegistry()
         self.blocks = self._counter("blocks", "Blocks answered.", "operation", "outcome", "tier")
@@ -70,6 +71,8 @@ class Metrics:
         self.volume_blocks = self._gauge("volume_blocks", "Blocks on the volume.", "volume")
         self.index_blocks = self._gauge("index_blocks", "Blocks in the index.")
         self.index_blocks_max = self._gauge("index_blocks_max", "Most blocks that the index takes.")
+        self.gpu_usable = self._gauge("gpu_usable", "1 if the GPU can be used, else 0.", "gpu")
+        self.gpu_context_bytes = self._gauge("gpu_context_bytes", "Memory of the GPU that the context of its mover took; 0 if not known.", "gpu")
         self.limits = self._gauge("limit", "Configured limits, by the name of their key.", "limit")
         # Series that exist from the start read as zero, not as absent, in an alert.
         for reason in MISS_REASONS:

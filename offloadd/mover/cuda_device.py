@@ -20,6 +20,7 @@ from offloadd.cuda.device import Device
 from offloadd.cuda.driver import CudaError
 from offloadd.cuda.imports import IpcImports, IpcMemory, VmmChunk, VmmMemory
 from offloadd.cuda.memory import HostRegistration
+from offloadd.cuda.nvml import read_memory_use
 from offloadd.cuda.region import CudaRegion, MemoryPart, Places
 from offloadd.cuda.streams import Event, Stream
 from offloadd.errors import InvalidRequest
@@ -27,7 +28,7 @@ from offloadd.memory.mapping import Bytes, Mapping, map_private
 from offloadd.model.region import Layout
 from offloadd.mover.arena import Arena
 from offloadd.mover.device import Bench, make_all
-from offloadd.mover.messages import ChunkPiece, Piece
+from offloadd.mover.messages import ChunkPiece, GpuFacts, Piece
 from offloadd.mover.volume import Volume
 from offloadd.transfer.checksum import crc32c
 from offloadd.transfer.gather import Payloads
@@ -181,8 +182,17 @@ class CudaDevice:
     paths = ("bounce", "ddr", "gds")
 
     def __init__(self, selector: str) -> None:
+        uuid = Device.uuid_of(selector)
+        before = read_memory_use(uuid)
         self.device = Device.open(selector)
         self.uuid = self.device.uuid
+        self.facts = GpuFacts(
+            name=self.device.name,
+            pci_bus_id=self.device.pci_bus_id,
+            compute_mode=self.device.compute_mode.name,
+            uses_mps=self.device.uses_mps,
+            context_bytes=read_memory_use(uuid).grown_by(os.getpid(), before),
+        )
         self.engines = CopyEngines.of(self.device)
         self._imports = IpcImports(self.device)
         self._local = threading.local()

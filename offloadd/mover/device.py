@@ -11,7 +11,7 @@ from offloadd.memory.memfd import validate_sealed
 from offloadd.memory.planes import plane_views
 from offloadd.model.region import Layout, validate_layout
 from offloadd.mover.arena import Arena
-from offloadd.mover.messages import Piece
+from offloadd.mover.messages import GpuFacts, Piece
 from offloadd.mover.volume import Volume
 from offloadd.transfer.gather import Payloads, Views, block_crc, gather, payload_bytes, scatter
 
@@ -62,6 +62,10 @@ class MoverDevice(Protocol):
     @property
     def uuid(self) -> str:
         """Of a GPU, as nvidia-smi prints it; empty for the host."""
+
+    @property
+    def facts(self) -> GpuFacts | None:
+        """Of a GPU, for `Hello`."""
 
     def map_region(self, layout: Layout, memory_bytes: tuple[int, ...], fds: Sequence[int], pieces: Sequence[Piece]) -> MappedRegion:
         """Map memories, handed over by descriptor (which stay the caller's to close) or by CUDA IPC handle.
@@ -129,6 +133,7 @@ class HostDevice:
 
     paths: tuple[str, ...] = ("host", "ddr")
     uuid = ""
+    facts: GpuFacts | None = None
 
     def map_region(self, layout: Layout, memory_bytes: tuple[int, ...], fds: Sequence[int], pieces: Sequence[Piece]) -> HostRegion:
         """See `MoverDevice`. The memfds must be sealed against shrinking."""

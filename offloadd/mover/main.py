@@ -63,7 +63,7 @@ class Mover:
     def serve(self) -> bool:
         """Handle messages until the front says Shutdown (True) or is gone (False)."""
         device = self._memories.device
-        self._answer(Hello(pid=os.getpid(), paths=device.paths, uuid=device.uuid, note=self._note))
+        self._answer(Hello(pid=os.getpid(), paths=device.paths, uuid=device.uuid, note=self._note, gpu=device.facts))
         while True:
             self._queue.wait()
             received = self._channel.receive()

@@ -125,16 +125,28 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Finish the slices that run, then exit 0."""
 
 
+class GpuFacts(msgspec.Struct, frozen=True, array_like=True):
+    """A GPU as its mover found it. `compute_mode`: a name of `ComputeMode`; `uses_mps`: the mover is a client of an MPS server; `context_bytes`: memory that
+    its context took on the GPU when it was made, 0 if that could not be measured."""
+
+    name: str
+    pci_bus_id: str
+    compute_mode: str
+    uses_mps: bool
+    context_bytes: int
+
+
 class Hello(msgspec.Struct, frozen=True, tag=True):
     """First message of a mover: its process id and what it can do (path names; none if its device can't be used, and then `note` says why).
 
-    `uuid`: of its GPU, as nvidia-smi prints it; empty on the host.
+    `uuid`: of its GPU, as nvidia-smi prints it; empty on the host. `gpu`: None on the host, and if the GPU can't be used.
     """
 
     pid: int
     paths: tuple[str, ...]
     uuid: str = ""
     note: str = ""
+    gpu: GpuFacts | None = None
 
 
 class Mapped(msgspec.Struct, frozen=True, tag=True):

@@ -1,5 +1,6 @@
 """Devices: the movers of the node, and the lanes that each of them serves."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from offloadd.errors import InvalidRequest, PathUnavailable
@@ -44,6 +45,14 @@ class Device:
         """Why the device can't be used; empty if it can."""
         hello = self.mover.hello
         return hello.note if hello is not None else "its mover is starting"
+
+    def refuse_twin(self, others: Iterable["Device"], uuid: str) -> str:
+        """Why this device may not be served when its GPU has this UUID: another one has it already. Two movers would each hold a context and staging slots of
+        one GPU, and a region would be known to one of them alone. Empty if there is none."""
+        twin = next((one for one in others if one is not self and uuid and one.uuid == uuid), None)
+        if twin is None:
+            return ""
+        return f"{self.name} is the same GPU as {twin.name} ({uuid}), which is served already; gpu.devices names it twice: take one of the two out"
 
     def volume_lane(self, volume: int, path: Path = Path.AUTO, slot_bytes: int = 0) -> Lane | None:
         """The lane to a volume by this path if it is served, else by another; None while the volume is not served at all.

@@ -55,6 +55,9 @@ class Lane:
             self._channel = None
             self._fail_sent()
 
+        if self._channel is not None:
+            # The end of a mover that has gone may be told here after its successor's start.
+            self._channel.close()
         self._channel = AsyncChannel(sock, LaneAnswer, on_message=self._on_answer, on_close=lost, takes_fds=False)
         self._pump()
 

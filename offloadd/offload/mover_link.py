@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 import structlog
 
 from offloadd.errors import InvalidRequest, Unavailable
@@ -25,6 +26,7 @@ from offloadd.mover.messages import (
     NotMapped,
     Piece,
     PlaneSpec,
+    Shutdown,
     Unmapped,
     UnmapRegion,
 )
@@ -33,6 +35,11 @@ from offloadd.offload.processes import WorkerProcess
 
 #: Region number of the arena in `Mapped`.
 ARENA_REGION = 0
+
+#: Pause between two tries of a GPU that can't be used, doubling up to the maximum. What stands in its way (memory that another process holds, a driver that is
+#: being replaced) passes within seconds or not for hours, and a try is a process that starts and asks the driver: a minute costs little and is soon enough.
+RETRY_PAUSE_S = 1.0
+RETRY_PAUSE_MAX_S = 60.0
 
 log = structlog.get_logger()
 
@@ -76,9 +83,14 @@ class LaneSpec:
 class MoverLink:
     """One mover process, kept alive. Event-loop owned."""
 
-    def __init__(self, *, device: str, module: str, environment: dict[str, str]) -> None:
-        """`device`: "host", or a GPU as the mover is to find it."""
+    def __init__(self, *, device: str, module: str, environment: dict[str, str], refuse: Callable[[str], str]) -> None:
+        """`device`: "host", or a GPU as the mover is to find it. `refuse(uuid)`: why there may not be a mover of the GPU with this UUID; empty if there may."""
         self.device = device
+        #: Whether the device has been given up: there is no process, and there will be none.
+        self.given_up = False
+        self._refuse = refuse
+        self._retry: asyncio.TimerHandle | None = None
+        self._retry_pause_s = RETRY_PAUSE_S
         #: What the mover said of its device; None before it has.
         self.hello: Hello | None = None
         self.process: WorkerProcess[ControlAnswer] = WorkerProcess(
@@ -156,6 +168,9 @@ class MoverLink:
 
     def add_lane(self, spec: LaneSpec) -> None:
         """Serve a lane, now and by each later process."""
+        if self.given_up:
+            spec.on_settled(self._note)
+            return
         self._lanes[spec.lane.number] = spec
         if self.process.alive:
             self._send_lane(spec)
@@ -217,11 +232,7 @@ class MoverLink:
     def _on_message(self, message: ControlAnswer, fds: list[int]) -> None:
         match message:
             case Hello():
-                self.hello = message
-                if message.note:
-                    log.warning("the device can't be used", device=self.device, error=message.note)
-                else:
-                    log.info("mover is up", device=self.device, uuid=message.uuid, pid=message.pid, paths=list(message.paths))
+                self._greeted(message)
             case Mapped():
                 _resolve(self._mapping.get(message.region))
             case NotMapped():
@@ -237,7 +248,41 @@ class MoverLink:
             case Fenced():
                 _resolve(self._fencing.pop(message.move, None))
 
+    @property
+    def _note(self) -> str:
+        return self.hello.note if self.hello is not None else ""
+
+    def _greeted(self, hello: Hello) -> None:
+        before, self.hello = self._note, hello
+        if not hello.note and (why := self._refuse(hello.uuid)):
+            self._give_up(why)
+        elif hello.note:
+            if hello.note != before:
+                log.warning("the device can't be used; trying again with growing pauses", device=self.device, error=hello.note)
+            # A process of its own for each try: a driver that has failed to start in one does not start in it later.
+            self._retry = asyncio.get_running_loop().call_later(self._retry_pause_s, self.process.renew, Shutdown())
+            self._retry_pause_s = min(2 * self._retry_pause_s, RETRY_PAUSE_MAX_S)
+        else:
+            self._retry_pause_s = RETRY_PAUSE_S
+            log.info("mover is up", device=self.device, uuid=hello.uuid, pid=hello.pid, paths=list(hello.paths))
+
+    def _give_up(self, why: str) -> None:
+        """Serve the device no more: its process ends, and with it what it holds of the GPU."""
+        assert self.hello is not None
+        self.hello = msgspec.structs.replace(self.hello, paths=(), uuid="", note=why, gpu=None)
+        self.given_up = True
+        log.error("the device is not served", device=self.device, error=why)
+        self.process.expect_exit()
+        self.process.send(Shutdown())
+        given_up, self._lanes = self._lanes, {}
+        for spec in given_up.values():
+            spec.on_settled(why)
+        self._settled_changed.set()
+
     def _lane_settled(self, lane: int, why: str) -> None:
+        if lane not in self._lanes:
+            # Of a device that was given up meanwhile.
+            return
         if why:
             log.warning("a way is not served", device=self.device, volume=self._lanes[lane].lane.name, path=self._lanes[lane].lane.path.name.lower(), why=why)
         self._settled.add(lane)
@@ -245,6 +290,9 @@ class MoverLink:
         self._lanes[lane].on_settled(why)
 
     def _on_lost(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
         # A dead process maps and copies nothing: fences and unmaps hold; a region that was being mapped is not.
         self._settled.clear()
         for future in (*list(self._unmapping.values()), *self._fencing.values()):

@@ -52,6 +52,8 @@ class WorkerProcess(Generic[Incoming]):
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: AsyncChannel[Incoming] | None = None
         self._stopping = False
+        #: The process was told to end, for another one to take its place.
+        self._renewing = False
         self._pause_s = RESTART_PAUSE_S
         self._started_s = 0.0
         self._restart: asyncio.TimerHandle | None = None
@@ -106,6 +108,10 @@ class WorkerProcess(Generic[Incoming]):
             asyncio.get_running_loop().run_in_executor(None, process.wait)
         if self._stopping:
             return
+        if self._renewing:
+            self._renewing = False
+            self._restart = asyncio.get_running_loop().call_later(RESTART_PAUSE_S, self.start)
+            return
         loop = asyncio.get_running_loop()
         if loop.time() - self._started_s > RESTART_RESET_S:
             self._pause_s = RESTART_PAUSE_S
@@ -116,6 +122,12 @@ class WorkerProcess(Generic[Incoming]):
     def _start_again(self) -> None:
         self.restart_count += 1
         self.start()
+
+    def renew(self, farewell: Any) -> None:
+        """Have the process end, by a message that it ends at, and start another. Neither logged nor counted: none has died."""
+        if self._channel is not None:
+            self._renewing = True
+            self.send(farewell)
 
     def expect_exit(self) -> None:
         """The process will end by itself: do not start it again."""

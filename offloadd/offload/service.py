@@ -152,6 +152,7 @@ class Offload:
             module=self.settings.mover_module,
             # glibc copies through the cache up to three quarters of the last-level cache; staging copies are better off streaming: 5.7 → 8.9 GB/s.
             environment={"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x40000", "OMP_NUM_THREADS": "1"},
+            refuse=lambda uuid: self.core.devices[device].refuse_twin(self.core.devices.values(), uuid),
         )
 
     # -- life ------------------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 
 from offloadd import __version__, clock
+from offloadd.offload.devices import Device
 from offloadd.offload.processes import WorkerProcess
 from offloadd.offload.service import Offload
 from offloadd.offload.volume_link import VolumeLink
@@ -29,7 +30,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
         """See the protocol."""
         offload, core = self._offload, self._offload.core
-        workers: list[WorkerProcess[Any]] = [*(device.mover.process for device in core.devices.values()), *(volume.process for volume in core.volumes)]
+        workers: list[WorkerProcess[Any]] = [
+            *(device.mover.process for device in core.devices.values() if not device.mover.given_up),
+            *(volume.process for volume in core.volumes),
+        ]
         return pb.StatusResponse(
             version=__version__,
             pid=os.getpid(),
@@ -44,6 +48,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             held_count=core.catalog.holds.held_count,
             paths=path_capabilities(offload),
             counters=[pb.Counter(name=name, value=value) for name, value in self._counters()],
+            gpus=[gpu_status(device) for device in core.devices.values() if device.is_gpu],
         )
 
     def _session_status(self, session: Any) -> pb.SessionStatus:
@@ -96,6 +101,24 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 await watcher.wake.wait()
         finally:
             self._offload.events.unwatch(watcher)
+
+
+def gpu_status(device: Device) -> pb.GpuStatus:
+    """The state of one GPU."""
+    hello = device.mover.hello
+    facts = hello.gpu if hello is not None else None
+    if facts is None:
+        return pb.GpuStatus(device=device.name, uuid=device.uuid, note=device.note)
+    return pb.GpuStatus(
+        device=device.name,
+        uuid=device.uuid,
+        name=facts.name,
+        pci_bus_id=facts.pci_bus_id,
+        compute_mode=facts.compute_mode,
+        uses_mps=facts.uses_mps,
+        context_bytes=facts.context_bytes,
+        note=device.note,
+    )
 
 
 def volume_status(volume: VolumeLink) -> pb.VolumeStatus:

@@ -64,6 +64,26 @@ class WorkerStatus(_message.Message):
     restart_count: int
     def __init__(self, name: _Optional[str] = ..., pid: _Optional[int] = ..., restart_count: _Optional[int] = ...) -> None: ...
 
+class GpuStatus(_message.Message):
+    __slots__ = ("device", "uuid", "name", "pci_bus_id", "compute_mode", "uses_mps", "context_bytes", "note")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PCI_BUS_ID_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_MODE_FIELD_NUMBER: _ClassVar[int]
+    USES_MPS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    uuid: str
+    name: str
+    pci_bus_id: str
+    compute_mode: str
+    uses_mps: bool
+    context_bytes: int
+    note: str
+    def __init__(self, device: _Optional[str] = ..., uuid: _Optional[str] = ..., name: _Optional[str] = ..., pci_bus_id: _Optional[str] = ..., compute_mode: _Optional[str] = ..., uses_mps: _Optional[bool] = ..., context_bytes: _Optional[int] = ..., note: _Optional[str] = ...) -> None: ...
+
 class Counter(_message.Message):
     __slots__ = ("name", "value")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -73,7 +93,7 @@ class Counter(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("version", "pid", "uptime", "state", "sessions", "arena", "volumes", "workers", "block_count", "block_count_max", "held_count", "paths", "counters")
+    __slots__ = ("version", "pid", "uptime", "state", "sessions", "arena", "volumes", "workers", "block_count", "block_count_max", "held_count", "paths", "counters", "gpus")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     UPTIME_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +107,7 @@ class StatusResponse(_message.Message):
     HELD_COUNT_FIELD_NUMBER: _ClassVar[int]
     PATHS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
     version: str
     pid: int
     uptime: _duration_pb2.Duration
@@ -100,7 +121,8 @@ class StatusResponse(_message.Message):
     held_count: int
     paths: _containers.RepeatedCompositeFieldContainer[_offload_pb2.PathCapability]
     counters: _containers.RepeatedCompositeFieldContainer[Counter]
-    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., state: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., arena: _Optional[_Union[ArenaStatus, _Mapping]] = ..., volumes: _Optional[_Iterable[_Union[VolumeStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., block_count: _Optional[int] = ..., block_count_max: _Optional[int] = ..., held_count: _Optional[int] = ..., paths: _Optional[_Iterable[_Union[_offload_pb2.PathCapability, _Mapping]]] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping]]] = ...) -> None: ...
+    gpus: _containers.RepeatedCompositeFieldContainer[GpuStatus]
+    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., state: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., arena: _Optional[_Union[ArenaStatus, _Mapping]] = ..., volumes: _Optional[_Iterable[_Union[VolumeStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., block_count: _Optional[int] = ..., block_count_max: _Optional[int] = ..., held_count: _Optional[int] = ..., paths: _Optional[_Iterable[_Union[_offload_pb2.PathCapability, _Mapping]]] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping]]] = ..., gpus: _Optional[_Iterable[_Union[GpuStatus, _Mapping]]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ()

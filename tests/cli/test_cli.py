@@ -57,6 +57,18 @@ def busy_status() -> admin_pb2.StatusResponse:
             admin_pb2.VolumeStatus(path="/dev/nvme1n1", state="failed: Input/output error", volume_bytes=GIB),
         ],
         workers=[admin_pb2.WorkerStatus(name="mover host", pid=4712), admin_pb2.WorkerStatus(name="keeper /dev/nvme1n1", restart_count=2)],
+        gpus=[
+            admin_pb2.GpuStatus(
+                device="cuda:0",
+                uuid="GPU-7374616e-6469-6e2d-6770-750000000000",
+                name="NVIDIA H200",
+                pci_bus_id="0000:10:00.0",
+                compute_mode="EXCLUSIVE_PROCESS",
+                uses_mps=True,
+                context_bytes=527 * MIB,
+            ),
+            admin_pb2.GpuStatus(device="GPU-0123abcd-0000-0000-0000-00000000beef", note="open device 'GPU-0123abcd': CUDA_ERROR_OUT_OF_MEMORY"),
+        ],
         block_count=1_966_899,
         block_count_max=8_000_000,
         held_count=17,
@@ -186,6 +198,7 @@ def test_the_json_has_every_field_of_the_answer() -> None:
         ("volumes", admin_pb2.VolumeStatus),
         ("sessions", admin_pb2.SessionStatus),
         ("workers", admin_pb2.WorkerStatus),
+        ("gpus", admin_pb2.GpuStatus),
         ("paths", offload_pb2.PathCapability),
     ):
         assert set(values[name][0]) == names(message)
@@ -204,6 +217,10 @@ def test_the_status_fits_80_columns_and_hides_nothing() -> None:
         "1of2serving",
         "/dev/nvme1n1:failed:Input/outputerror",
         "restarting",
+        "527MiB",
+        "NVIDIAH200",
+        "can'tbeused",
+        "beef:opendevice'GPU-0123abcd':CUDA_ERROR_OUT_OF_MEMORY",
         "9.1GB/s",
         "123,456",
     ):

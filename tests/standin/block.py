@@ -133,6 +133,20 @@ class ProcessRecord(ctypes.Structure):
     )
 
 
+class Management(ctypes.Structure):
+    """struct standin_management."""
+
+    _fields_ = (
+        ("persistence", ctypes.c_uint32),
+        ("mig", ctypes.c_uint32),
+        ("pid_shift", ctypes.c_uint32),
+        ("unused", ctypes.c_uint32),
+        ("uncorrected_errors", ctypes.c_uint64),
+        ("bar1_bytes", ctypes.c_uint64),
+        ("others_bytes", ctypes.c_uint64),
+    )
+
+
 class Block(ctypes.Structure):
     """struct standin_block."""
 
@@ -146,6 +160,8 @@ class Block(ctypes.Structure):
         ("device_bytes_max", ctypes.c_uint64),
         ("host_register_bytes_max", ctypes.c_uint64),
         ("bar_bytes_max", ctypes.c_uint64),
+        ("mps", ctypes.c_uint64),
+        ("management", Management),
         ("faults", FaultRecord * FAULTS),
         ("processes", ProcessRecord * PROCESSES),
     )

@@ -1,4 +1,4 @@
-"""Builds the stand-ins for libcuda.so.1 and libcufile.so.0 with the C compiler alone."""
+"""Builds the stand-ins for libcuda.so.1, libcufile.so.0 and libnvidia-ml.so.1 with the C compiler alone."""
 
 import hashlib
 import shutil
@@ -10,6 +10,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parent
 CUDA = ("control", "device", "memory_table", "memory", "host_memory", "ipc_memory", "chunks", "stream", "event", "copy", "module", "lookup")
 CUFILE = ("cufile", "cufile_stats", "cufile_async", "system")
+NVML = ("nvml",)
 FLAGS = ("-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,--no-undefined")
 
 
@@ -20,6 +21,11 @@ class Paths:
     directory: Path
     libcuda: Path
     libcufile: Path
+
+    @property
+    def libnvml(self) -> Path:
+        """The management library."""
+        return self.directory / "libnvidia-ml.so.1"
 
 
 def compiler() -> str | None:
@@ -45,7 +51,8 @@ def build(directory: Path, *, flags: tuple[str, ...] = ()) -> Paths:
         made = Path(tempfile.mkdtemp(prefix="building-", dir=directory))
         try:
             _link(gcc, flags, CUDA, made / paths.libcuda.name, ())
-            _link(gcc, flags, CUFILE, made / paths.libcufile.name, (f"-L{made}", f"-l:{paths.libcuda.name}", "-Wl,-rpath,$ORIGIN"))
+            for parts, library in ((CUFILE, paths.libcufile), (NVML, paths.libnvml)):
+                _link(gcc, flags, parts, made / library.name, (f"-L{made}", f"-l:{paths.libcuda.name}", "-Wl,-rpath,$ORIGIN"))
             made.rename(target)
         except OSError:
             if not target.exists():  # else another process was faster

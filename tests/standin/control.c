@@ -50,6 +50,7 @@ static void find_block(void) {
     if (block == MAP_FAILED) fail(path ? path : "(private)", "can't be mapped");
     if (!path) {
         block->magic = STANDIN_MAGIC, block->block_bytes = sizeof *block, block->device_bytes_max = 1ull << 30;
+        block->management.bar1_bytes = 1ull << 36;
         block->device_count = number_from_environment("CUDA_STANDIN_DEVICES", 2);
         block->cufile_mode = number_from_environment("CUDA_STANDIN_CUFILE_MODE", STANDIN_NVFS);
     }

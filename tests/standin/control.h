@@ -63,16 +63,28 @@ struct standin_process {
     struct standin_function functions[STANDIN_FUNCTIONS];
 };
 
+/* What only the management library tells, or what it tells otherwise than the driver. */
+struct standin_management {
+    _Atomic uint32_t persistence, mig;
+    _Atomic uint32_t pid_shift; /* of the process ids in its lists, as seen from a container: those of the host */
+    _Atomic uint32_t unused;
+    _Atomic uint64_t uncorrected_errors; /* of memory, since the driver was loaded */
+    _Atomic uint64_t bar1_bytes;
+    _Atomic uint64_t others_bytes;       /* of device memory that no process here has allocated */
+};
+
 struct standin_block {
     uint64_t magic;
     uint64_t block_bytes;
     uint32_t device_count;
-    uint32_t compute_mode;  /* a CUcomputemode */
+    _Atomic uint32_t compute_mode;  /* a CUcomputemode */
     _Atomic uint32_t cufile_mode;
     _Atomic int32_t hold;   /* as in a process, for all of them, those that start later too */
     _Atomic uint64_t device_bytes_max;
     _Atomic uint64_t host_register_bytes_max;  /* of one process; 0: none */
     _Atomic uint64_t bar_bytes_max;            /* of one process and device; 0: none */
+    _Atomic uint64_t mps;                      /* an MPS server serves all devices */
+    struct standin_management management;
     struct standin_fault faults[STANDIN_FAULTS];
     struct standin_process processes[STANDIN_PROCESSES];
 };

@@ -13,12 +13,18 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 
-from .block import FAULTS, MAGIC, NAME_BYTES, Action, Block, ComputeMode, Counters, CufileMode, FaultRecord, ProcessRecord
+from .block import FAULTS, MAGIC, NAME_BYTES, Action, Block, ComputeMode, Counters, CufileMode, FaultRecord, Management, ProcessRecord
 from .build import Paths
 
 EVERY_TIME = -1
+#: What the management library tells of BAR1 at first.
+BAR1_BYTES = 1 << 36
 #: For PYTHONPATH: has the package `cupy`.
 CUPY = Path(__file__).parent / "python"
+
+
+def _management() -> Management:
+    return Management(persistence=1, bar1_bytes=BAR1_BYTES)
 
 
 class Fault(AbstractContextManager["Fault"]):
@@ -108,8 +114,9 @@ class Control:
         cufile_mode: CufileMode = CufileMode.NVFS,
         compute_mode: ComputeMode = ComputeMode.DEFAULT,
         device_bytes_max: int = 1 << 30,
+        mps: bool = False,
     ) -> "Control":
-        """Makes the file. `device_bytes_max` is the memory of one device that one process may allocate."""
+        """Makes the file. `device_bytes_max` is the memory of one device that one process may allocate; `mps`: an MPS server serves all devices."""
         if not 0 <= device_count <= 16:
             raise ValueError(f"device_count {device_count} is not in 0 to 16")
         block = Block(
@@ -119,6 +126,8 @@ class Control:
             cufile_mode=cufile_mode,
             compute_mode=compute_mode,
             device_bytes_max=device_bytes_max,
+            mps=mps,
+            management=_management(),
         )
         path.write_bytes(bytes(block))
         return cls(path)
@@ -171,6 +180,29 @@ class Control:
     def cufile_mode(self, mode: CufileMode) -> None:
         self._block.cufile_mode = mode
 
+    @property
+    def compute_mode(self) -> ComputeMode:
+        """Who may make contexts from now on."""
+        return ComputeMode(self._block.compute_mode)
+
+    @compute_mode.setter
+    def compute_mode(self, mode: ComputeMode) -> None:
+        self._block.compute_mode = mode
+
+    @property
+    def mps(self) -> bool:
+        """Whether an MPS server serves all devices from now on."""
+        return bool(self._block.mps)
+
+    @mps.setter
+    def mps(self, serves: bool) -> None:
+        self._block.mps = serves
+
+    @property
+    def management(self) -> Management:
+        """What the management library tells, to be read and set."""
+        return self._block.management
+
     def limit_bar(self, bytes_max: int) -> None:
         """cuFile registers at most that many bytes of one device for one process; 0 for no limit."""
         self._block.bar_bytes_max = bytes_max
@@ -192,7 +224,8 @@ class Control:
         self._block.hold = 0
 
     def reset(self) -> None:
-        """Clears faults, holds and limits, so that nothing hangs any more."""
+        """Clears faults, holds, limits and what was set in `management`, so that nothing hangs any more."""
+        self._block.management = _management()
         self._block.hold = self._block.bar_bytes_max = self._block.host_register_bytes_max = 0
         for fault in self._block.faults:
             fault.active = 0

@@ -21,7 +21,7 @@ __thread bool standin_in_host_function;
 
 static CUuuid machine_uuid(int index) { return (CUuuid){{'s', 't', 'a', 'n', 'd', 'i', 'n', '-', 'g', 'p', 'u', 0, 0, 0, 0, (char)index}}; }
 
-static void uuid_text(int index, char text[48]) {
+EXPORT void standin_uuid_text(int index, char text[48]) {
     const unsigned char *b = (const unsigned char *)machine_uuid(index).bytes;
     snprintf(text, 48, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9],
              b[10], b[11], b[12], b[13], b[14], b[15]);
@@ -41,7 +41,7 @@ static void read_visible(void) {
         int found = -1;
         for (int i = 0; i < count && found < 0; i++) {
             char text[48], number[16];
-            uuid_text(i, text), snprintf(number, sizeof number, "%d", i);
+            standin_uuid_text(i, text), snprintf(number, sizeof number, "%d", i);
             if (!strcmp(entry, number) || (!strncmp(entry, "GPU-", 4) && !strncmp(entry, text, strlen(entry)))) found = i;
         }
         if (found < 0) break;
@@ -194,9 +194,10 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
     case 116:                             /* GPU_DIRECT_RDMA_SUPPORTED */
     case 122: case 123:                   /* stream memory operations, 64 bit, NOR */
     case 125: *value = 1; break;          /* IPC_EVENT_SUPPORTED */
+    case 133: *value = standin_block()->mps != 0; break; /* MPS_ENABLED */
     default:
         if (attribute < 1 || attribute >= 162) return CUDA_ERROR_INVALID_VALUE;
-        *value = 0; /* all else, HOST_NUMA_ID (node 0), MPS_ENABLED and memory pools among it */
+        *value = 0; /* all else, HOST_NUMA_ID (node 0) and memory pools among it */
     }
     return CUDA_SUCCESS;
 }
@@ -206,7 +207,8 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 static CUresult may_use(int device) {
     struct standin_block *block = standin_block();
     if (block->compute_mode == CU_COMPUTEMODE_PROHIBITED) return CUDA_ERROR_DEVICE_UNAVAILABLE;
-    if (block->compute_mode != CU_COMPUTEMODE_EXCLUSIVE_PROCESS) return CUDA_SUCCESS;
+    /* To the driver all clients of MPS are one process: its server. */
+    if (block->compute_mode != CU_COMPUTEMODE_EXCLUSIVE_PROCESS || block->mps) return CUDA_SUCCESS;
     for (int i = 0; i < STANDIN_PROCESSES; i++) {
         struct standin_process *other = &block->processes[i];
         if (other != standin_process() && other->pid && other->devices >> visible[device] & 1 && !kill(other->pid, 0)) return CUDA_ERROR_DEVICE_UNAVAILABLE;

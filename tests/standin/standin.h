@@ -36,6 +36,7 @@ CUresult standin_cuda_enter(struct standin_entry *entry, enum standin_need need)
 struct standin_context *standin_current(void);
 struct standin_context *standin_primary(int device);
 void standin_uuid(int device, CUuuid *uuid);
+void standin_uuid_text(int index, char text[48]); /* of a device of the machine, visible or not */
 int standin_device_count(void);
 bool standin_has_context(void);
 void standin_with_context(struct standin_context *context, bool enter); /* makes it current in a stream's thread, and undoes that */

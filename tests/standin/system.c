@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 
 /* Kernels without modules have no /proc/modules, and our code then refuses cuFile, whose real library would look for the file for ever. So it is there for those
  * who ask whether it is. */
@@ -32,4 +33,24 @@ EXPORT int fdatasync(int fd) {
     }
     int (*next)(int) = dlsym(RTLD_NEXT, "fdatasync");
     return next(fd);
+}
+
+/* As Python writes to a volume, by one of these two names: `control.hang("pwritev")`. */
+static ssize_t write_vectors(const char *name, int fd, const struct iovec *vectors, int count, off64_t offset, int flags) {
+    static struct standin_entry entry = {.name = "pwritev"};
+    int code = standin_enter(&entry).code;
+    if (code) {
+        errno = code;
+        return -1;
+    }
+    ssize_t (*next)(int, const struct iovec *, int, off64_t, int) = dlsym(RTLD_NEXT, name);
+    return next(fd, vectors, count, offset, flags);
+}
+
+EXPORT ssize_t pwritev2(int fd, const struct iovec *vectors, int count, off_t offset, int flags) {
+    return write_vectors("pwritev2", fd, vectors, count, offset, flags);
+}
+
+EXPORT ssize_t pwritev64v2(int fd, const struct iovec *vectors, int count, off64_t offset, int flags) {
+    return write_vectors("pwritev64v2", fd, vectors, count, offset, flags);
 }

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from offloadd.cuda.device import ComputeMode, Device
+from offloadd.cuda.compute_mode import ComputeMode
+from offloadd.cuda.device import Device
 from offloadd.cuda.driver import CudaError, available, load
 
 from ...standin.controls import ComputeMode as StandinMode
