@@ -213,6 +213,10 @@ class GpuConfig(_Section):
         default_factory=gpus_present, max_length=64, description='GPUs by UUID or as "cuda:N". Default: those that the driver shows.'
     )
 
+    copies: Literal["auto", "engines", "kernels"] = Field(
+        default="auto", description="auto: by kernels where these measure better by far, else by the GPU's copy engines; the others: always by these."
+    )
+
     @model_validator(mode="after")
     def _devices_differ(self) -> Self:
         # As the movers read them: hexadecimal digits of either case, and the kind before them does not matter. Whether a cuda:N is one of these they find out.

@@ -1,7 +1,10 @@
-"""Gather and scatter by copy engines: the CUDA twin of `offloadd.transfer.gather`, queued on a stream instead of done at once."""
+"""Gather and scatter by copy engines: the CUDA twin of `offloadd.transfer.gather`, queued on a stream instead of done at once.
+
+Kernels do the same (`offloadd.transfer.kernels.copies`); which of the two a mover takes is `offloadd.mover.copy_choice`.
+"""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from offloadd.cuda.batch import BatchCopy
 from offloadd.cuda.copy_plan import CopyPlan, Rectangles, plan_copies
@@ -16,8 +19,23 @@ from offloadd.cuda.streams import Stream
 ROWS_MIN = 8
 
 
+class Copies(Protocol):
+    """Copies between engine memory and ours on one device. Any thread may call, each with a stream of its own, and anew when what it queued has ended."""
+
+    def gather(self, region: CudaRegion, block_indices: Indices, target: Places, stream: Stream, *, first: int = 0, last: int | None = None) -> None:
+        """Queue copies of payload bytes `first` to `last` (default: all) of each block out of engine memory; byte `first` goes to `target.offsets[i]`.
+
+        Returns when the copies are queued: both sides must stay as they are until the stream has come past. Blocks may not stand twice in a scatter, nor
+        places in a gather: copies have no order. Raises ValueError before any byte moves for numbers that are out of range (see `check_move`). CudaError: the
+        driver refused a copy; earlier ones of the call may be queued, so synchronize before the memory is used again.
+        """
+
+    def scatter(self, region: CudaRegion, block_indices: Indices, source: Places, stream: Stream, *, first: int = 0, last: int | None = None) -> None:
+        """Queue copies of payload bytes `first` to `last` (default: all) of each block into engine memory; otherwise as `gather`."""
+
+
 class CopyEngines:
-    """Copies between engine memory and ours on one device. Any thread may call, each with a stream of its own."""
+    """See `Copies`."""
 
     def __init__(self, *, batch: BatchCopy | None, rows_min: int, pitch_bytes_max: int) -> None:
         """See `of`. `batch`: None on drivers before 12.8; `rows_min` and `pitch_bytes_max` as of `plan_copies`."""
@@ -33,18 +51,13 @@ class CopyEngines:
         return cls(batch=batch, rows_min=2 if batch is None else ROWS_MIN, pitch_bytes_max=device.pitch_bytes_max)
 
     def gather(self, region: CudaRegion, block_indices: Indices, target: Places, stream: Stream, *, first: int = 0, last: int | None = None) -> None:
-        """Queue copies of payload bytes `first` to `last` (default: all) of each block out of engine memory; byte `first` goes to `target.offsets[i]`.
-
-        Returns when the copies are queued: both sides must stay as they are until the stream has come past. Blocks may not stand twice in a scatter, nor
-        places in a gather: copies have no order. Raises ValueError before any byte moves for numbers that are out of range (see `plan_copies`). CudaError: the
-        driver refused a copy; earlier ones of the call may be queued, so synchronize before the memory is used again.
-        """
+        """See `Copies`."""
         self._queue(
             plan_copies(region, block_indices, target, first, last, rows_min=self._rows_min, pitch_bytes_max=self._pitch_bytes_max), target, stream, out=True
         )
 
     def scatter(self, region: CudaRegion, block_indices: Indices, source: Places, stream: Stream, *, first: int = 0, last: int | None = None) -> None:
-        """Queue copies of payload bytes `first` to `last` (default: all) of each block into engine memory; otherwise as `gather`."""
+        """See `Copies`."""
         self._queue(
             plan_copies(region, block_indices, source, first, last, rows_min=self._rows_min, pitch_bytes_max=self._pitch_bytes_max), source, stream, out=False
         )

@@ -76,7 +76,7 @@ def plan_copies(region: CudaRegion, block_indices: Indices, places: Places, firs
     region, a window outside the payload, a place outside our memory.
     """
     end = region.payload_bytes if last is None else last
-    _check(region, block_indices, places, first, end)
+    check_move(region, block_indices, places, first, end)
     planner = _Planner(rows_min, pitch_bytes_max)
     if not len(block_indices):
         return planner.plan()
@@ -156,7 +156,8 @@ def _runs(blocks: Numbers, offsets: Numbers, stride_bytes: int) -> list[tuple[in
     return [(begin, stop) for begin, stop in pairwise(edges) if stop - begin > 1]
 
 
-def _check(region: CudaRegion, block_indices: Indices, places: Places, first: int, last: int) -> None:
+def check_move(region: CudaRegion, block_indices: Indices, places: Places, first: int, last: int) -> None:
+    """Raise ValueError for a block outside the region, a window outside the payload, or a place outside our memory."""
     if len(block_indices) != len(places.offsets):
         raise ValueError(f"{len(block_indices)} blocks can't go to {len(places.offsets)} places")
     if not 0 <= first < last <= region.payload_bytes:

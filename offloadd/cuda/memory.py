@@ -89,6 +89,14 @@ class HostRegistration:
             check(load().cuMemHostUnregister(address), f"unregister {size_bytes} bytes of host memory at {address:#x}")
 
 
+def is_reached(device: Device, address: int) -> bool:
+    """Whether kernels of the GPU reach this byte of host memory, and at the same address: it is page-locked, and the driver says so."""
+    device.make_current()
+    cu = load()
+    code, pointer = cu.cuMemHostGetDevicePointer(address, 0)
+    return code == cu.CUresult.CUDA_SUCCESS and int(pointer) == address
+
+
 def _memlock_hint() -> str:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     limit = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft} bytes"

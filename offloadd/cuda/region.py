@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -41,13 +42,21 @@ class MemoryPart:
         return cls(memory.address + offset_bytes, size_bytes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CudaRegion:
     """One region as copy engines see it: `groups` in payload order, whose offsets are addresses."""
 
     groups: tuple[PlaneGroup, ...]
     block_count: int
     payload_bytes: int
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.groups, self.block_count, self.payload_bytes))
+
+    def __hash__(self) -> int:
+        # Kept: what is known of a region is looked up for each slice, and a region of 80 allocations would take 0.1 ms to hash each time.
+        return self._hash
 
     @classmethod
     def over(cls, layout: Layout, memories: Sequence[Memory], *, planes_max: int) -> "CudaRegion":

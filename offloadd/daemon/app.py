@@ -48,6 +48,7 @@ def settings_of(config: Config) -> OffloadSettings:
             for volume in config.volume
         ),
         gpus=config.gpu.devices,
+        gpu_copies=config.gpu.copies,
         lane_threads=mover.lane_threads,
         staging_slot_bytes=mover.staging_slot_bytes,
         verify_target=mover.verify_target,

@@ -1,4 +1,4 @@
-"""The mover of a GPU: regions in CUDA memory of engines, copied by the copy engines.
+"""The mover of a GPU: regions in CUDA memory of engines, copied by the copy engines or by kernels (`copy_choice`).
 
 Paths `bounce` and `ddr`: the pipeline is the host's, with slots staged, and the arena, in page-locked host memory. Path `gds`: slots are staged on the GPU
 itself (`gds_bench`, `gds_work`). Imported by every mover; it loads CUDA only when a device is opened.
@@ -9,7 +9,7 @@ import resource
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
@@ -27,8 +27,9 @@ from offloadd.errors import InvalidRequest
 from offloadd.memory.mapping import Bytes, Mapping, map_private
 from offloadd.model.region import Layout
 from offloadd.mover.arena import Arena
+from offloadd.mover.copy_choice import CopyChoice, Mode
 from offloadd.mover.device import Bench, make_all
-from offloadd.mover.messages import ChunkPiece, GpuFacts, Piece
+from offloadd.mover.messages import ChunkPiece, CopiesChosen, GpuFacts, KernelsFailed, Piece
 from offloadd.mover.volume import Volume
 from offloadd.transfer.checksum import crc32c
 from offloadd.transfer.gather import Payloads
@@ -87,6 +88,7 @@ class CudaMappedRegion:
     def __init__(self, device: "CudaDevice", region: CudaRegion, memories: Sequence[IpcMemory | VmmMemory]) -> None:
         self._device = device
         self._region = region
+        self._copies = device.choice.of(region)
         self._memories = memories
         self.payload_bytes = region.payload_bytes
         self._lock = threading.Lock()
@@ -96,33 +98,35 @@ class CudaMappedRegion:
     def gather(self, block_indices: Indices, target: Payloads, first: int, last: int | None) -> None:
         """See `MappedRegion`."""
         with self._device.copying() as stream:
-            self._device.engines.gather(self._region, block_indices, _places(target), stream, first=first, last=last)
+            self._copies.gather(block_indices, _places(target), stream, first=first, last=last)
 
     def scatter(self, block_indices: Indices, source: Payloads, first: int, last: int | None) -> None:
         """See `MappedRegion`."""
         with self._device.copying() as stream:
-            self._device.engines.scatter(self._region, block_indices, _places(source), stream, first=first, last=last)
+            self._copies.scatter(block_indices, _places(source), stream, first=first, last=last)
 
     def block_crc(self, block_index: int, first: int, last: int | None) -> int:
-        """See `MappedRegion`. Copied out to be read: the host can't look into memory of a GPU."""
+        """See `MappedRegion`. Copied out to be read: the host can't look into memory of a GPU. Always by the copy engines: a second opinion of kernels."""
         end = self.payload_bytes if last is None else last
         ours = self._device.scratch()
         value = 0
         for begin in range(first, end, SCRATCH_BYTES):
             stop = min(end, begin + SCRATCH_BYTES)
-            self.gather(np.array([block_index], dtype=np.uint32), Payloads(ours, np.zeros(1, dtype=np.int64), SCRATCH_BYTES), begin, stop)
+            places = _places(Payloads(ours, np.zeros(1, dtype=np.int64), SCRATCH_BYTES))
+            with self._device.copying() as stream:
+                self._device.engines.gather(self._region, np.array([block_index], dtype=np.uint32), places, stream, first=begin, last=stop)
             value = crc32c(ours[: stop - begin], value)
         return value
 
     def gather_to(self, block_indices: Indices, target: Places) -> None:
         """As `gather` of whole payloads, to memory of the GPU."""
         with self._device.copying() as stream:
-            self._device.engines.gather(self._region, block_indices, target, stream)
+            self._copies.gather(block_indices, target, stream)
 
     def scatter_from(self, block_indices: Indices, source: Places) -> None:
         """As `scatter` of whole payloads, from memory of the GPU."""
         with self._device.copying() as stream:
-            self._device.engines.scatter(self._region, block_indices, source, stream)
+            self._copies.scatter(block_indices, source, stream)
 
     def has_come(self, after_event: bytes) -> bool:
         """See `MappedRegion`."""
@@ -160,8 +164,9 @@ def _places(payloads: Payloads) -> Places:
 class _Copying:
     """The thread's stream; what was queued on it is over at the end of the `with` block, or the process is."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, lost: Callable[[str], NoReturn]) -> None:
         self._stream = stream
+        self._lost = lost
 
     def __enter__(self) -> Stream:
         return self._stream
@@ -170,10 +175,10 @@ class _Copying:
         try:
             self._stream.synchronize(COPY_TIMEOUT_S)
         except TimeoutError as error:
-            _end_process(str(error))
+            self._lost(str(error))
         except CudaError as error:
             # A context in which work failed is lost for good.
-            _end_process(f"copies failed: {error}")
+            self._lost(f"copies failed: {error}")
 
 
 class CudaDevice:
@@ -181,7 +186,8 @@ class CudaDevice:
 
     paths = ("bounce", "ddr", "gds")
 
-    def __init__(self, selector: str) -> None:
+    def __init__(self, selector: str, *, copies: Mode = "engines", tell: Callable[[CopiesChosen | KernelsFailed], None] = lambda _: None) -> None:
+        """`copies` and `tell`: see `CopyChoice`."""
         uuid = Device.uuid_of(selector)
         before = read_memory_use(uuid)
         self.device = Device.open(selector)
@@ -194,6 +200,9 @@ class CudaDevice:
             context_bytes=read_memory_use(uuid).grown_by(os.getpid(), before),
         )
         self.engines = CopyEngines.of(self.device)
+        self.choice = CopyChoice(device=self.device, engines=self.engines, mode=copies, open_kernels=self.kernels, copying=self.copying, tell=tell)
+        self._kernels_lock = threading.Lock()
+        self._kernels: DeviceKernels | CudaError | None = None
         self._imports = IpcImports(self.device)
         self._local = threading.local()
         self._gds_lock = threading.Lock()
@@ -280,6 +289,20 @@ class CudaDevice:
             self._local.scratch = bench
         return bench.bytes
 
+    def kernels(self) -> "DeviceKernels":
+        """The kernels, compiled at the first call, which takes some seconds where CuPy has not kept them. Raises CudaError, each time the same."""
+        from offloadd.transfer.kernels.cupy_launcher import open_cupy_kernels
+
+        with self._kernels_lock:
+            if self._kernels is None:
+                try:
+                    self._kernels = open_cupy_kernels(self.device.ordinal)
+                except CudaError as error:
+                    self._kernels = error
+        if isinstance(self._kernels, CudaError):
+            raise self._kernels
+        return self._kernels
+
     def gds(self, slice_bytes: int) -> "tuple[Gds, DeviceKernels]":
         """cuFile and the kernels, set up at the first call. Raises GdsUnavailable, each time the same."""
         with self._gds_lock:
@@ -291,15 +314,11 @@ class CudaDevice:
 
     def _open_gds(self, slice_bytes: int) -> "tuple[Gds, DeviceKernels] | GdsUnavailable":
         from offloadd.cuda.gds import GdsUnavailable, WhyNot, configure
-        from offloadd.transfer.kernels.cupy_launcher import open_cupy_kernels
 
         try:
-            kernels = open_cupy_kernels(self.device.ordinal)
-        except ImportError as error:
-            return GdsUnavailable(WhyNot.CUDA, f"CuPy can't be imported ({error}), and checksums on the GPU need it; install offloadd with its extra cuda13")
-        except Exception as error:
-            # CuPy's own kinds of errors, which only it could name: no compiler, no headers, a GPU that it does not know.
-            return GdsUnavailable(WhyNot.CUDA, f"the kernels can't be compiled: {type(error).__name__}: {error}")
+            kernels = self.kernels()
+        except CudaError as error:
+            return GdsUnavailable(WhyNot.CUDA, f"{error}; checksums on the GPU need them")
         try:
             return configure(self.device, task_bytes=slice_bytes, threads=GDS_THREADS), kernels
         except GdsUnavailable as error:
@@ -307,7 +326,13 @@ class CudaDevice:
 
     def copying(self) -> _Copying:
         """For a `with` block that queues copies on the calling thread's stream."""
-        return _Copying(self._stream())
+        return _Copying(self._stream(), self._lost)
+
+    def _lost(self, why: str) -> NoReturn:
+        try:
+            self.choice.blame(why)
+        finally:
+            _end_process(why)
 
     def open_event(self, handle: bytes) -> Event:
         """An engine's event. Raises InvalidRequest or CudaError for a handle that can't be opened."""

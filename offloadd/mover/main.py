@@ -5,6 +5,7 @@ file, imports no gRPC, and CUDA only for a GPU, and ends with its front.
 """
 
 import argparse
+import contextlib
 import ctypes
 import os
 import signal
@@ -12,7 +13,8 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 from offloadd.errors import InvalidRequest
 from offloadd.ipc.channel import Channel
@@ -187,7 +189,7 @@ def _die_with_parent() -> None:
         raise OSError(number, f"prctl(PR_SET_PDEATHSIG): {os.strerror(number)}")
 
 
-def _open_device(name: str) -> tuple[MoverDevice, str]:
+def _open_device(name: str, copies: Literal["auto", "engines", "kernels"], tell: Callable[[ControlAnswer], None]) -> tuple[MoverDevice, str]:
     """The device, and why it can't be used if it can't."""
     if name == "host":
         return HostDevice(), ""
@@ -195,7 +197,7 @@ def _open_device(name: str) -> tuple[MoverDevice, str]:
     from offloadd.mover.cuda_device import CudaDevice
 
     try:
-        return CudaDevice(name), ""
+        return CudaDevice(name, copies=copies, tell=tell), ""
     except CudaError as error:
         return AbsentDevice(str(error)), str(error)
 
@@ -205,14 +207,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="offloadd-mover", description="Moves blocks for the offloadd front that started it.")
     parser.add_argument("--fd", type=int, required=True, help="inherited control socket (SEQPACKET)")
     parser.add_argument("--device", default="host", metavar="host|cuda:N|GPU-UUID", help="the device that its regions lie in")
+    parser.add_argument("--copies", choices=("auto", "engines", "kernels"), default="auto", help="what copies of a GPU go by; auto: as measured there")
     arguments = parser.parse_args()
     _die_with_parent()
     # Ctrl-C in a terminal reaches the whole process group; the front says when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel: Channel[Control] = Channel(socket.socket(fileno=arguments.fd), Control)
+
+    def tell(message: ControlAnswer) -> None:
+        # When the front is gone, the main thread sees it and ends the process: nothing is left to be done in others.
+        with contextlib.suppress(OSError):
+            channel.send(message)
+
     try:
         choose_fastest()
-        device, note = _open_device(arguments.device)
+        device, note = _open_device(arguments.device, arguments.copies, tell)
         clean = Mover(channel, device, note).serve()
     except (BrokenPipeError, ConnectionResetError):
         clean = False

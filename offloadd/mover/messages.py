@@ -187,10 +187,33 @@ class Fenced(msgspec.Struct, frozen=True, tag=True):
     move: int
 
 
+class ChosenMove(msgspec.Struct, frozen=True, array_like=True):
+    """How moves in one direction, with places on the host or the GPU, go: by kernels or by the copy engines, and their measured rates (0: not measured)."""
+
+    name: str
+    kernels: bool
+    kernels_bytes_per_s: float = 0.0
+    engines_bytes_per_s: float = 0.0
+
+
+class CopiesChosen(msgspec.Struct, frozen=True, tag=True):
+    """For the log: what the copies of a region that was mapped go by. `shape`: of its blocks; empty for all. `note`: why there was no choice."""
+
+    shape: str = ""
+    moves: tuple[ChosenMove, ...] = ()
+    note: str = ""
+
+
+class KernelsFailed(msgspec.Struct, frozen=True, tag=True):
+    """The last message of a mover whose context was lost while kernels copied: movers that are started later shall go by the copy engines alone."""
+
+    why: str
+
+
 #: Front → mover, on the control socket.
 Control = Descriptors | MapRegion | UnmapRegion | MapArena | AddLane | FenceMove | ForgetMove | Shutdown
 #: Mover → front, on the control socket.
-ControlAnswer = Hello | Mapped | NotMapped | Unmapped | LaneReady | LaneRefused | Fenced
+ControlAnswer = Hello | Mapped | NotMapped | Unmapped | LaneReady | LaneRefused | Fenced | CopiesChosen | KernelsFailed
 
 
 class Job(msgspec.Struct, frozen=True, tag=True):

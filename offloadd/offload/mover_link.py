@@ -12,12 +12,15 @@ from offloadd.ipc.channel import FDS_MAX, socket_pair
 from offloadd.model.region import Layout
 from offloadd.mover.messages import (
     AddLane,
+    ChosenMove,
     ControlAnswer,
+    CopiesChosen,
     Descriptors,
     Fenced,
     FenceMove,
     ForgetMove,
     Hello,
+    KernelsFailed,
     LaneReady,
     LaneRefused,
     MapArena,
@@ -83,8 +86,9 @@ class LaneSpec:
 class MoverLink:
     """One mover process, kept alive. Event-loop owned."""
 
-    def __init__(self, *, device: str, module: str, environment: dict[str, str], refuse: Callable[[str], str]) -> None:
-        """`device`: "host", or a GPU as the mover is to find it. `refuse(uuid)`: why there may not be a mover of the GPU with this UUID; empty if there may."""
+    def __init__(self, *, device: str, module: str, environment: dict[str, str], refuse: Callable[[str], str], copies: str = "") -> None:
+        """`device`: "host", or a GPU as the mover is to find it, and then `copies`: what its copies go by. `refuse(uuid)`: why there may not be a mover of the
+        GPU with this UUID; empty if there may."""
         self.device = device
         #: Whether the device has been given up: there is no process, and there will be none.
         self.given_up = False
@@ -101,7 +105,7 @@ class MoverLink:
             on_message=self._on_message,
             on_lost=self._on_lost,
             environment=environment,
-            arguments=("--device", device),
+            arguments=_arguments(device, copies),
         )
         self._arena: ArenaMapping | None = None
         self._mappings: dict[int, Mapping] = {}
@@ -247,6 +251,13 @@ class MoverLink:
                 self._lane_settled(message.lane, message.why)
             case Fenced():
                 _resolve(self._fencing.pop(message.move, None))
+            case CopiesChosen():
+                log.info(
+                    "copies were chosen", device=self.device, shape=message.shape or "all", moves=[_told(move) for move in message.moves], note=message.note
+                )
+            case KernelsFailed():
+                log.warning("kernels failed; later movers go by the copy engines", device=self.device, error=message.why)
+                self.process.arguments = _arguments(self.device, "engines")
 
     @property
     def _note(self) -> str:
@@ -301,6 +312,15 @@ class MoverLink:
         self._fenced.clear()
         for future in list(self._mapping.values()):
             _resolve(future, Unavailable(f"the mover of device {self.device} died while it mapped the region; repeat"))
+
+
+def _arguments(device: str, copies: str) -> tuple[str, ...]:
+    return "--device", device, *(("--copies", copies) if copies else ())
+
+
+def _told(move: ChosenMove) -> str:
+    by = "kernels" if move.kernels else "copy engines"
+    return f"{move.name} by {by} (GB/s: kernels {move.kernels_bytes_per_s / 1e9:.1f}, copy engines {move.engines_bytes_per_s / 1e9:.1f})"
 
 
 def _resolve(future: "asyncio.Future[None] | None", error: Exception | None = None) -> None:

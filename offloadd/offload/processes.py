@@ -43,7 +43,8 @@ class WorkerProcess(Generic[Incoming]):
         self.name = name
         self.restart_count = 0
         self._module = module
-        self._arguments = arguments
+        #: Of the next process that is started.
+        self.arguments = arguments
         self._incoming = incoming
         self._on_start = on_start
         self._on_message = on_message
@@ -66,7 +67,7 @@ class WorkerProcess(Generic[Incoming]):
         try:
             # A new process group: Ctrl-C in a terminal is the front's to handle, which then stops its workers in order.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", self._module, "--fd", str(theirs.fileno()), *self._arguments],
+                [sys.executable, "-m", self._module, "--fd", str(theirs.fileno()), *self.arguments],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=self._environment,

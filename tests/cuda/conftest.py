@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ..standin.build import build, compiler
+from ..standin.build import Paths, build, compiler
 from ..standin.controls import Control, environment
+from ..standin.kernels import build_kernels
+from ..transfer.kernels.devices import gcc
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +26,15 @@ def standin_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
     # Not the user's choice of GPUs, but the stand-in's two.
     base = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     return {**environment(paths, Control.create(folder / "control"), base), "OFFLOADD_TEST_STANDIN": str(paths.directory)}
+
+
+@pytest.fixture(scope="session")
+def kernels_environment(standin_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """As `standin_environment`, with our kernels for the CPU and the double of CuPy."""
+    if gcc() is None:
+        pytest.skip("g++, which builds the kernels for the CPU, is not installed")
+    directory = Path(standin_environment["OFFLOADD_TEST_STANDIN"])
+    paths = Paths(directory, directory / "libcuda.so.1", directory / "libcufile.so.0")
+    control = Control.create(tmp_path_factory.mktemp("kernels-control") / "control")
+    base = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    return {**environment(paths, control, base, kernels=build_kernels(tmp_path_factory.mktemp("kernels"))), "OFFLOADD_TEST_STANDIN": str(directory)}

@@ -279,8 +279,9 @@ def test_a_fault_of_one_kernel_or_of_all_fails_the_context(kernel_child: Child, 
     refused = kernel_child.run("""
         try:
             kernels.checksums(slots, 3, lengths, payload, crcs, stream=int(a))
-        except RuntimeError as problem:
-            result = [type(problem).__name__, str(problem), problem.status]
+        except OSError as problem:
+            cause = problem.__cause__
+            result = [type(cause).__name__, str(cause), cause.status]
     """)
     assert refused == ["CUDADriverError", "CUDA_ERROR_LAUNCH_FAILED", LAUNCH_FAILED]
 

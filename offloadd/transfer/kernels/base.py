@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from offloadd.memory.planes import merge_planes
+from offloadd.memory.planes import PlaneGroup, merge_planes
 from offloadd.model.region import Layout
 from offloadd.units import GIB
 
@@ -16,6 +16,11 @@ PLANE_DTYPE = np.dtype([("base", "<u8"), ("block_stride_bytes", "<u8"), ("block_
 
 #: Longest payload of a checksum. Long blocks are checked in chunks of 4 MiB, so nothing comes near it; the kernel's table of pieces ends there.
 PAYLOAD_BYTES_MAX = GIB
+
+
+#: Assumed when launches are cut and nothing was measured, in bytes of payload: about half of what an A100 can copy (1.6 TB/s, reads and writes together). Too
+#: high a figure makes launches longer than LAUNCH_S_MAX, too low a one makes more of them. Not measured yet.
+COPY_BYTES_PER_S = 400e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +35,16 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Some blocks of a region, by two arrays of `count` entries in the device's memory.
+    """Some blocks of a region, by arrays of `count` entries in the device's memory.
 
-    `indices`: address of uint32 block indices. `good`: address of uint8 flags; blocks whose flag is 0 are left alone.
+    `indices`: address of uint32 block indices. `good`: address of uint8 flags; blocks whose flag is 0 are left alone. `offsets`: address of uint64 distances of
+    payloads from the first slot's payload, for slots that lie anywhere (those of a gather may not overlap); 0 where slots have one stride.
     """
 
     count: int
     indices: int
     good: int
+    offsets: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +69,34 @@ class DeviceKernels(Protocol):
     ValueError, before anything moves: a number that the host knows is out of range. What only the device knows (an index outside the region) clears a flag.
     """
 
-    def gather(self, region: Region, blocks: Blocks, slots: Slots, *, first: int = 0, last: int | None = None, stream: int = 0) -> None:
+    def gather(
+        self,
+        region: Region,
+        blocks: Blocks,
+        slots: Slots,
+        *,
+        first: int = 0,
+        last: int | None = None,
+        bytes_per_s: float = COPY_BYTES_PER_S,
+        stream: int = 0,
+    ) -> None:
         """Copy payload bytes `first` to `last` (default: all) of every good block to its slot, byte `first` to the beginning of the payload.
 
+        `bytes_per_s`: what is cut into launches is assumed to move so fast, so that none is long; a measured rate of the same shape is best.
         Afterwards `good[i]` is 0 as well where `indices[i]` is not below the region's block count; nothing was copied for it.
         """
 
-    def scatter(self, region: Region, blocks: Blocks, slots: Slots, *, first: int = 0, last: int | None = None, stream: int = 0) -> None:
+    def scatter(
+        self,
+        region: Region,
+        blocks: Blocks,
+        slots: Slots,
+        *,
+        first: int = 0,
+        last: int | None = None,
+        bytes_per_s: float = COPY_BYTES_PER_S,
+        stream: int = 0,
+    ) -> None:
         """The way back, for good blocks only. The flags may come from a `verify` on the same stream: the host need not look at them in between."""
 
     def checksums(self, slots: Slots, count: int, payload_bytes: int, payload_bytes_max: int, crcs: int, *, stream: int = 0) -> None:
@@ -86,9 +114,14 @@ def plane_table(layout: Layout, memory_addresses: Sequence[int]) -> npt.NDArray[
 
     `memory_addresses[i]` is where memory i of the layout is mapped on the device.
     """
+    return group_table(merge_planes(layout, memory_addresses))
+
+
+def group_table(groups: Sequence[PlaneGroup]) -> npt.NDArray[Any]:
+    """As `plane_table`, of planes that were merged already and whose offsets are addresses."""
     planes = [
         (group.offset_bytes + number * group.plane_step_bytes, group.block_stride_bytes, group.piece_bytes)
-        for group in merge_planes(layout, memory_addresses)
+        for group in groups
         for number in range(group.plane_count)
     ]
     table = np.zeros(len(planes), dtype=PLANE_DTYPE)
@@ -107,7 +140,7 @@ def checked_window(region: Region, blocks: Blocks, slots: Slots, first: int, las
         raise ValueError(f"region has {region.plane_count} planes and {region.block_count} blocks; at least 1 of each is needed")
     if not 0 <= first < end <= region.payload_bytes:
         raise ValueError(f"payload bytes {first} to {end} are no part of a payload of {region.payload_bytes} bytes")
-    if blocks.count > 1 and slots.stride_bytes < end - first:
+    if blocks.count > 1 and not blocks.offsets and slots.stride_bytes < end - first:
         raise ValueError(f"slots of {slots.stride_bytes} bytes can't take {end - first} payload bytes each")
     return end
 

@@ -82,7 +82,7 @@ __device__ __forceinline__ u64 plane_of(const Plane* planes, u64 plane_count, u6
 
 template <bool TO_SLOTS>
 __device__ __forceinline__ void move_tile(const Plane* planes, u64 plane_count, u64 block_count, const u32* indices, u8* good, u8* slots, u64 slot_stride,
-                                          u64 first, u64 last, u64 first_payload, u64 first_tile) {
+                                          u64 offsets, u64 first, u64 last, u64 first_payload, u64 first_tile) {
     const u32 lane = threadIdx.x % WARP_LANES;
     const u64 payload = first_payload + blockIdx.y;
     const u64 tile = (first_tile + blockIdx.x) * COPY_WARPS + threadIdx.x / WARP_LANES;
@@ -96,7 +96,7 @@ __device__ __forceinline__ void move_tile(const Plane* planes, u64 plane_count, 
     u64 at = first + tile * COPY_TILE_BYTES;
     if (at >= last) return;
     const u64 end = last - at < COPY_TILE_BYTES ? last : at + COPY_TILE_BYTES;
-    u8* slot = slots + payload * slot_stride;
+    u8* slot = slots + (offsets ? reinterpret_cast<const u64*>(offsets)[payload] : payload * slot_stride);
     for (u64 number = plane_of(planes, plane_count, at); at < end; ++number) {
         const Plane plane = planes[number];
         const u64 inside = at - plane.payload_begin;
@@ -117,15 +117,16 @@ __device__ __forceinline__ void move_tile(const Plane* planes, u64 plane_count, 
 }
 
 // Payload bytes [first, last) of block indices[i] to slots + i * slot_stride, if good[i]. An index outside the region clears good[i] and moves nothing.
+// offsets: address of u64 distances from `slots` instead of the stride; a value, since 0 stands for none.
 extern "C" __global__ void __launch_bounds__(COPY_WARPS * WARP_LANES, CTAS_PER_SM)
-    gather(const Plane* planes, u64 plane_count, u64 block_count, const u32* indices, u8* good, u8* slots, u64 slot_stride, u64 first, u64 last,
-           u64 first_payload, u64 first_tile) {
-    move_tile<true>(planes, plane_count, block_count, indices, good, slots, slot_stride, first, last, first_payload, first_tile);
+    gather(const Plane* planes, u64 plane_count, u64 block_count, const u32* indices, u8* good, u8* slots, u64 slot_stride, u64 offsets, u64 first,
+           u64 last, u64 first_payload, u64 first_tile) {
+    move_tile<true>(planes, plane_count, block_count, indices, good, slots, slot_stride, offsets, first, last, first_payload, first_tile);
 }
 
 // The way back. A payload whose flag is 0 is not scattered: the flags may have been written by crc32c_verify just before, on the same stream.
 extern "C" __global__ void __launch_bounds__(COPY_WARPS * WARP_LANES, CTAS_PER_SM)
-    scatter(const Plane* planes, u64 plane_count, u64 block_count, const u32* indices, u8* good, u8* slots, u64 slot_stride, u64 first, u64 last,
-            u64 first_payload, u64 first_tile) {
-    move_tile<false>(planes, plane_count, block_count, indices, good, slots, slot_stride, first, last, first_payload, first_tile);
+    scatter(const Plane* planes, u64 plane_count, u64 block_count, const u32* indices, u8* good, u8* slots, u64 slot_stride, u64 offsets, u64 first,
+            u64 last, u64 first_payload, u64 first_tile) {
+    move_tile<false>(planes, plane_count, block_count, indices, good, slots, slot_stride, offsets, first, last, first_payload, first_tile);
 }

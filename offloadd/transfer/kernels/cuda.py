@@ -6,14 +6,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from offloadd.transfer.kernels.base import Blocks, Region, Slots, check_lengths, checked_window
+from offloadd.transfer.kernels.base import COPY_BYTES_PER_S, Blocks, Region, Slots, check_lengths, checked_window
 from offloadd.transfer.kernels.crc_tables import crc_tables
 from offloadd.transfer.kernels.plan import plan_launches
 from offloadd.transfer.kernels.source import COPY_THREADS, COPY_TILE_BYTES, CRC_PIECE_BYTES, CRC_THREADS, CRC_WORD_BYTES, FLAT_THREADS
 
-#: Assumed when launches are cut, in bytes of payload: about half of what an A100 can copy (1.6 TB/s, reads and writes together). Too high a figure makes
-#: launches longer than LAUNCH_S_MAX, too low a one makes more of them. Not measured yet.
-COPY_BYTES_PER_S = 400e9
 #: The least that the checksum is meant to reach; see crc32c.cu.
 CRC_BYTES_PER_S = 200e9
 
@@ -25,33 +22,50 @@ class Launcher(Protocol):
         """Address of a copy of `values` in the GPU's memory, there before any later launch and as long as the launcher."""
 
     def launch(self, kernel: str, grid: tuple[int, int], threads: int, arguments: Sequence[int], stream: int) -> None:
-        """Queue `kernel` on `stream`. Every argument is passed as 8 bytes."""
+        """Queue `kernel` on `stream`. Every argument is passed as 8 bytes. Raises CudaError when the driver refuses it."""
 
 
 class CudaKernels:
-    """`DeviceKernels` by launches of copy.cu and crc32c.cu.
+    """`DeviceKernels` by launches of copy.cu and crc32c.cu."""
 
-    `copy_bytes_per_s`: payload bytes that gather and scatter are assumed to move; lower for slots in host memory, which the GPU reaches over PCIe.
-    """
-
-    def __init__(self, launcher: Launcher, *, copy_bytes_per_s: float = COPY_BYTES_PER_S, crc_bytes_per_s: float = CRC_BYTES_PER_S) -> None:
+    def __init__(self, launcher: Launcher, *, crc_bytes_per_s: float = CRC_BYTES_PER_S) -> None:
         self._launcher = launcher
-        self._copy_bytes_per_s = copy_bytes_per_s
         self._crc_bytes_per_s = crc_bytes_per_s
         self._tables = launcher.upload(crc_tables())
 
-    def gather(self, region: Region, blocks: Blocks, slots: Slots, *, first: int = 0, last: int | None = None, stream: int = 0) -> None:
+    def gather(
+        self,
+        region: Region,
+        blocks: Blocks,
+        slots: Slots,
+        *,
+        first: int = 0,
+        last: int | None = None,
+        bytes_per_s: float = COPY_BYTES_PER_S,
+        stream: int = 0,
+    ) -> None:
         """Region → slots; see `DeviceKernels`."""
-        self._move("gather", region, blocks, slots, first, last, stream)
+        self._move("gather", region, blocks, slots, first, last, bytes_per_s, stream)
 
-    def scatter(self, region: Region, blocks: Blocks, slots: Slots, *, first: int = 0, last: int | None = None, stream: int = 0) -> None:
+    def scatter(
+        self,
+        region: Region,
+        blocks: Blocks,
+        slots: Slots,
+        *,
+        first: int = 0,
+        last: int | None = None,
+        bytes_per_s: float = COPY_BYTES_PER_S,
+        stream: int = 0,
+    ) -> None:
         """Slots → region, good blocks only; see `DeviceKernels`."""
-        self._move("scatter", region, blocks, slots, first, last, stream)
+        self._move("scatter", region, blocks, slots, first, last, bytes_per_s, stream)
 
-    def _move(self, kernel: str, region: Region, blocks: Blocks, slots: Slots, first: int, last: int | None, stream: int) -> None:
+    def _move(self, kernel: str, region: Region, blocks: Blocks, slots: Slots, first: int, last: int | None, bytes_per_s: float, stream: int) -> None:
         end = checked_window(region, blocks, slots, first, last)
-        arguments = [region.planes, region.plane_count, region.block_count, blocks.indices, blocks.good, slots.first_payload, slots.stride_bytes, first, end]
-        for part in plan_launches(blocks.count, -(-(end - first) // COPY_TILE_BYTES), COPY_TILE_BYTES, bytes_per_s=self._copy_bytes_per_s):
+        arguments = [region.planes, region.plane_count, region.block_count, blocks.indices, blocks.good]
+        arguments += [slots.first_payload, slots.stride_bytes, blocks.offsets, first, end]
+        for part in plan_launches(blocks.count, -(-(end - first) // COPY_TILE_BYTES), COPY_TILE_BYTES, bytes_per_s=bytes_per_s):
             grid = (part.tile_count, part.payload_count)
             self._launcher.launch(kernel, grid, COPY_THREADS, [*arguments, part.first_payload, part.first_tile], stream)
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from offloadd.cuda.driver import CudaError
 from offloadd.transfer.kernels.cuda import CudaKernels
 from offloadd.transfer.kernels.source import KERNELS, OPTIONS, source
 
@@ -18,6 +19,7 @@ class CupyLauncher:
         import cupy
 
         self._cuda = cupy.cuda
+        self._refusals = (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError)
         self._asarray = cupy.asarray
         self._device = device
         self._functions = functions
@@ -36,8 +38,11 @@ class CupyLauncher:
 
         CuPy 14 calls ExternalStream deprecated; what follows it does not exist in CuPy 13.
         """
-        with self._cuda.Device(self._device), self._cuda.ExternalStream(stream, self._device):
-            self._functions[kernel](grid, (threads,), tuple(np.uint64(argument) for argument in arguments))
+        try:
+            with self._cuda.Device(self._device), self._cuda.ExternalStream(stream, self._device):
+                self._functions[kernel](grid, (threads,), tuple(np.uint64(argument) for argument in arguments))
+        except self._refusals as error:
+            raise CudaError(f"launch kernel {kernel!r} of {grid[0]} x {grid[1]} CTAs on cuda:{self._device}", "", str(error)) from error
 
 
 @lru_cache(maxsize=16)
@@ -55,5 +60,12 @@ def compiled_kernels(device: int) -> dict[str, Any]:
 
 
 def open_cupy_kernels(device: int) -> CudaKernels:
-    """Compile for GPU `device` (some seconds the first time, then from CuPy's cache) and upload the tables."""
-    return CudaKernels(CupyLauncher(device, compiled_kernels(device)))
+    """Compile for GPU `device` (some seconds the first time, then from CuPy's cache) and upload the tables. Raises CudaError that says why it can't be."""
+    operation = "compile the kernels"
+    try:
+        return CudaKernels(CupyLauncher(device, compiled_kernels(device)))
+    except ImportError as error:
+        raise CudaError(operation, "", f"CuPy can't be imported ({error}); install offloadd with its extra cuda12 or cuda13") from error
+    except Exception as error:
+        # CuPy's own kinds of errors, which only it could name: no compiler, no headers, a GPU that it does not know.
+        raise CudaError(operation, "", f"{type(error).__name__}: {error}") from error

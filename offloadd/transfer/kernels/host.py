@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from offloadd.transfer import gather as host
 from offloadd.transfer.checksum import crc32c
-from offloadd.transfer.kernels.base import PLANE_DTYPE, Blocks, Region, Slots, check_lengths, checked_window
+from offloadd.transfer.kernels.base import COPY_BYTES_PER_S, PLANE_DTYPE, Blocks, Region, Slots, check_lengths, checked_window
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -16,17 +16,37 @@ Bytes = npt.NDArray[np.uint8]
 class HostKernels:
     """`DeviceKernels` on the CPU, by the copies and the checksum that host engines use. Works at once, whatever the stream."""
 
-    def gather(self, region: Region, blocks: Blocks, slots: Slots, *, first: int = 0, last: int | None = None, stream: int = 0) -> None:
+    def gather(
+        self,
+        region: Region,
+        blocks: Blocks,
+        slots: Slots,
+        *,
+        first: int = 0,
+        last: int | None = None,
+        bytes_per_s: float = COPY_BYTES_PER_S,
+        stream: int = 0,
+    ) -> None:
         """Region → slots; see `DeviceKernels`."""
         end = checked_window(region, blocks, slots, first, last)
         chosen, indices = _good_blocks(region, blocks)
-        host.gather(_views(region), indices, _payloads(slots, blocks.count, chosen, end - first), first, end)
+        host.gather(_views(region), indices, _payloads(slots, blocks, chosen, end - first), first, end)
 
-    def scatter(self, region: Region, blocks: Blocks, slots: Slots, *, first: int = 0, last: int | None = None, stream: int = 0) -> None:
+    def scatter(
+        self,
+        region: Region,
+        blocks: Blocks,
+        slots: Slots,
+        *,
+        first: int = 0,
+        last: int | None = None,
+        bytes_per_s: float = COPY_BYTES_PER_S,
+        stream: int = 0,
+    ) -> None:
         """Slots → region, good blocks only; see `DeviceKernels`."""
         end = checked_window(region, blocks, slots, first, last)
         chosen, indices = _good_blocks(region, blocks)
-        host.scatter(_views(region), indices, _payloads(slots, blocks.count, chosen, end - first), first, end)
+        host.scatter(_views(region), indices, _payloads(slots, blocks, chosen, end - first), first, end)
 
     def checksums(self, slots: Slots, count: int, payload_bytes: int, payload_bytes_max: int, crcs: int, *, stream: int = 0) -> None:
         """CRC32C of each payload; see `DeviceKernels`."""
@@ -66,6 +86,9 @@ def _views(region: Region) -> list[Bytes]:
     return views
 
 
-def _payloads(slots: Slots, count: int, chosen: npt.NDArray[np.intp], window_bytes: int) -> host.Payloads:
-    extent = max(count - 1, 0) * slots.stride_bytes + window_bytes
+def _payloads(slots: Slots, blocks: Blocks, chosen: npt.NDArray[np.intp], window_bytes: int) -> host.Payloads:
+    if blocks.offsets:
+        offsets = _array(blocks.offsets, blocks.count, np.uint64).astype(np.int64)
+        return host.Payloads(_array(slots.first_payload, int(offsets.max(initial=0)) + window_bytes, np.uint8), offsets[chosen], window_bytes)
+    extent = max(blocks.count - 1, 0) * slots.stride_bytes + window_bytes
     return host.Payloads(_array(slots.first_payload, extent, np.uint8), chosen * slots.stride_bytes, slots.stride_bytes)

@@ -32,7 +32,7 @@ GENERAL = (
     "-Wno-unknown-pragmas",
 )
 #: Launches of two tiles.
-CHOPPED = {"copy_bytes_per_s": 33e6, "crc_bytes_per_s": 66e6}
+CHOPPED_COPY_BYTES_PER_S, CHOPPED_CRC_BYTES_PER_S = 33e6, 66e6
 
 
 def gcc():
@@ -54,6 +54,19 @@ def build(folder, *options):
     library = folder / "kernels_on_cpu.so"
     compile_for_cpu([SOURCES / name for name in sorted(KERNELS)], library, *options)
     return library
+
+
+class Chopped(CudaKernels):
+    """With small launches, unless a rate is named."""
+
+    def __init__(self, launcher):
+        super().__init__(launcher, crc_bytes_per_s=CHOPPED_CRC_BYTES_PER_S)
+
+    def gather(self, *arguments, **options):
+        super().gather(*arguments, **{"bytes_per_s": CHOPPED_COPY_BYTES_PER_S, **options})
+
+    def scatter(self, *arguments, **options):
+        super().scatter(*arguments, **{"bytes_per_s": CHOPPED_COPY_BYTES_PER_S, **options})
 
 
 class HostBuffer:
@@ -102,7 +115,7 @@ class CpuDevice:
     def __init__(self, library):
         launcher = CpuLauncher(library)
         self.kernels = CudaKernels(launcher)
-        self.chopped = CudaKernels(launcher, **CHOPPED)
+        self.chopped = Chopped(launcher)
 
 
 class CupyDevice:
@@ -115,7 +128,7 @@ class CupyDevice:
         self._stream = cupy.cuda.Stream(non_blocking=True)
         launcher = CupyLauncher(0, compiled_kernels(0))
         self.kernels = _OnStream(CudaKernels(launcher), self._stream.ptr)
-        self.chopped = _OnStream(CudaKernels(launcher, **CHOPPED), self._stream.ptr)
+        self.chopped = _OnStream(Chopped(launcher), self._stream.ptr)
 
     def put(self, values):
         return _CupyBuffer(self._cupy, self._stream, values)

@@ -46,12 +46,16 @@ def layouts(draw):
 
 
 class Case:
-    """A layout, blocks in any order with their flags, and slots; with where each moved byte lies on both sides."""
+    """A layout, blocks in any order with their flags, and slots; with where each moved byte lies on both sides.
 
-    def __init__(self, layout, begins, total, chosen, good, window, place, spread):
+    `order`: at which multiple of the stride each block's slot lies, told by offsets; None for slots in the blocks' order.
+    """
+
+    def __init__(self, layout, begins, total, chosen, good, window, place, spread, order=None):
         self.layout, self.begins, self.chosen, self.good, self.window = layout, begins, chosen, good, window
         first, last = window[0], layout.payload_bytes if window[1] is None else window[1]
         self.place, self.stride = place, last - first + spread
+        self.order = order
         self.memory = _random(total)
         self.slots = _random(place + (len(chosen) - 1) * self.stride + last - first, seed=2)
         self.good_after = [int(flag and block < layout.block_count) for flag, block in zip(good, chosen, strict=True)]
@@ -64,7 +68,8 @@ class Case:
                     for byte in range(plane.block_bytes)
                 ]
                 engine += places[first:last]
-                ours += range(place + number * self.stride, place + number * self.stride + last - first)
+                slot = place + (order[number] if order else number) * self.stride
+                ours += range(slot, slot + last - first)
         self.engine_bytes, self.slot_bytes = np.array(engine, dtype=np.intp), np.array(ours, dtype=np.intp)
 
     def run(self, device, kernels, verb):
@@ -73,9 +78,12 @@ class Case:
         table = plane_table(self.layout, [memory.address + begin for begin in self.begins])
         planes, indices, good = device.put(table), device.put(np.array(self.chosen, dtype="<u4")), device.put(np.array(self.good, dtype=np.uint8))
         region = Region(planes.address, len(table), self.layout.block_count, self.layout.payload_bytes)
-        blocks = Blocks(len(self.chosen), indices.address, good.address)
+        stride, offsets = self.stride, None
+        if self.order:
+            stride, offsets = 0, device.put(np.array(self.order, dtype="<u8") * np.uint64(self.stride))
+        blocks = Blocks(len(self.chosen), indices.address, good.address, offsets.address if offsets else 0)
         first, last = self.window
-        getattr(kernels, verb)(region, blocks, Slots(slots.address, self.stride, self.place), first=first, last=last)
+        getattr(kernels, verb)(region, blocks, Slots(slots.address, stride, self.place), first=first, last=last)
         return memory.get(), slots.get(), good.get().tolist()
 
 
@@ -88,7 +96,8 @@ def cases(draw):
     good = [flag if block < layout.block_count else 1 for flag, block in zip(good, chosen, strict=True)]
     first = draw(st.one_of(st.just(0), st.integers(0, layout.payload_bytes - 1)))
     last = draw(st.one_of(st.none(), st.integers(first + 1, layout.payload_bytes)))
-    return Case(layout, begins, total, chosen, good, (first, last), draw(st.integers(0, 17)), draw(st.sampled_from([0, 1, 4, 8, 16])))
+    order = draw(st.one_of(st.none(), st.permutations(range(len(chosen)))))
+    return Case(layout, begins, total, chosen, good, (first, last), draw(st.integers(0, 17)), draw(st.sampled_from([0, 1, 4, 8, 16])), order)
 
 
 def _flags(case):

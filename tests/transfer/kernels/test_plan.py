@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloadd.transfer.kernels.cuda import COPY_BYTES_PER_S, CRC_BYTES_PER_S
+from offloadd.transfer.kernels.base import COPY_BYTES_PER_S
+from offloadd.transfer.kernels.cuda import CRC_BYTES_PER_S
 from offloadd.transfer.kernels.plan import GRID_X_MAX, GRID_Y_MAX, LAUNCH_S_MAX, Launch, plan_launches
 from offloadd.transfer.kernels.source import COPY_TILE_BYTES, CRC_PIECE_BYTES
 from offloadd.units import KIB, MIB
