@@ -28,6 +28,7 @@ from offloadd.mover.messages import (
     Unmapped,
     UnmapRegion,
 )
+from offloadd.offload.arena import ArenaMemory
 from offloadd.offload.lanes import Lane
 from offloadd.offload.processes import WorkerProcess
 
@@ -50,15 +51,6 @@ class Mapping:
 
 
 @dataclass(frozen=True, slots=True)
-class ArenaMapping:
-    """The arena's memory."""
-
-    fd: int
-    arena_bytes: int
-    huge_pages: bool
-
-
-@dataclass(frozen=True, slots=True)
 class LaneSpec:
     """A lane and what its threads need: `fds` are the volume's data and synced descriptors, none for the arena."""
 
@@ -76,8 +68,8 @@ class LaneSpec:
 class MoverLink:
     """One mover process, kept alive. Event-loop owned."""
 
-    def __init__(self, *, device: str, module: str, environment: dict[str, str]) -> None:
-        """`device`: "host", or a GPU as the mover is to find it."""
+    def __init__(self, *, device: str, module: str, environment: dict[str, str], numa: bool = True) -> None:
+        """`device`: "host", or a GPU as the mover is to find it. `numa`: whether the mover is to run near to its GPU."""
         self.device = device
         #: What the mover said of its device; None before it has.
         self.hello: Hello | None = None
@@ -89,9 +81,9 @@ class MoverLink:
             on_message=self._on_message,
             on_lost=self._on_lost,
             environment=environment,
-            arguments=("--device", device),
+            arguments=("--device", device, *(() if numa else ("--no-numa",))),
         )
-        self._arena: ArenaMapping | None = None
+        self._arena: ArenaMemory | None = None
         self._mappings: dict[int, Mapping] = {}
         self._lanes: dict[int, LaneSpec] = {}
         self._mapping: dict[int, asyncio.Future[None]] = {}
@@ -102,7 +94,7 @@ class MoverLink:
         self._settled: set[int] = set()
         self._settled_changed = asyncio.Event()
 
-    def start(self, arena: ArenaMapping | None) -> None:
+    def start(self, arena: ArenaMemory | None) -> None:
         """Spawn the process."""
         self._arena = arena
         self.process.start()
@@ -207,8 +199,9 @@ class MoverLink:
     # -- the process -----------------------------------------------------------------------------------------------------------------
 
     def _tell(self) -> None:
-        if self._arena is not None:
-            self.process.send(MapArena(arena_bytes=self._arena.arena_bytes, huge_pages=self._arena.huge_pages), (self._arena.fd,))
+        if (arena := self._arena) is not None:
+            message = MapArena(arena_bytes=arena.arena_bytes, huge_pages=arena.huge_pages, slab_bytes=arena.slab_bytes, parts=arena.parts)
+            self.process.send(message, (arena.fd,))
         for mapping in self._mappings.values():
             self._send_mapping(mapping)
         for spec in self._lanes.values():
@@ -221,7 +214,8 @@ class MoverLink:
                 if message.note:
                     log.warning("the device can't be used", device=self.device, error=message.note)
                 else:
-                    log.info("mover is up", device=self.device, uuid=message.uuid, pid=message.pid, paths=list(message.paths))
+                    placement = {"placement": message.placement} if message.placement else {}
+                    log.info("mover is up", device=self.device, uuid=message.uuid, pid=message.pid, paths=list(message.paths), **placement)
             case Mapped():
                 _resolve(self._mapping.get(message.region))
             case NotMapped():

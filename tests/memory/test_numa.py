@@ -13,7 +13,6 @@ from offloadd.memory.memfd import create_sealed
 from offloadd.memory.numa import _MBIND, prefer_node
 from offloadd.units import MIB
 
-
 #: Where `tests` can be imported from.
 ROOT = Path(__file__).parents[2]
 
