@@ -10,7 +10,7 @@ Only OPEN slabs are written, so only they have to be scanned after a crash. Vict
 age together, and are reclaimed together, which keeps allocations contiguous. Between slot sizes the coldest slab decides, by the tick of its last use.
 
 The slabs of an arena may lie on several NUMA nodes. Who names a node gets, in this order: free slots there, free slots elsewhere, victims' slots there,
-victims' elsewhere: a slot that is far costs time, a victim that need not have gone costs its block. Each node has a CLOCK hand of its own.
+victims' elsewhere: a remote slot costs time, a victim that need not have gone costs its block. Each node has a CLOCK hand of its own.
 """
 
 from collections import OrderedDict
@@ -43,9 +43,9 @@ RECUT_CANDIDATES = 16
 SHUN_TICKS = 64
 #: In place of a node: none is nearer than another.
 ANY_NODE = -1
-#: How many times as long as the coldest slab of a node a far one must have been left alone to be reclaimed first. 1 would send half of all evicts to the other
-#: node where both are equally busy; without an end, the memory of a node whose GPUs are idle would be lost to the others.
-FAR_AGE_RATIO = 4
+#: A remote slab that was left alone so many times as long as the coldest local one is reclaimed first. 1 would send half of all evicts to the other node where
+#: both are equally busy; without an end, the memory of a node whose GPUs are idle would be lost to the others.
+REMOTE_AGE_RATIO = 4
 
 
 class Pool:
@@ -104,7 +104,7 @@ class Pool:
         missing = count
         shortage = Shortage.NONE
         if node in self.nodes:
-            missing -= self._take_near(slot_bytes, missing, taken, node)
+            missing -= self._take_local(slot_bytes, missing, taken, node)
         while missing > 0:
             missing -= self._take_free(slot_bytes, missing, taken)
             if missing == 0:
@@ -135,7 +135,7 @@ class Pool:
             shortage=shortage,
         )
 
-    def _take_near(self, slot_bytes: int, count: int, taken: list[tuple[Slab, Rows]], node: int) -> int:
+    def _take_local(self, slot_bytes: int, count: int, taken: list[tuple[Slab, Rows]], node: int) -> int:
         """Free slots of a node's slabs, those that are not cut yet included."""
         columns = self._columns
         got = self._take_free(slot_bytes, count, taken, node)
@@ -296,12 +296,12 @@ class Pool:
         """The node asked for, unless a slab elsewhere is much colder than every slab there."""
         columns = self._columns
         mine = columns.cut_as(slot_bytes)
-        near, far = np.flatnonzero(mine & (columns.node == node)), np.flatnonzero(mine & (columns.node != node))
-        if not near.shape[0] or not far.shape[0]:
+        local, remote = np.flatnonzero(mine & (columns.node == node)), np.flatnonzero(mine & (columns.node != node))
+        if not local.shape[0] or not remote.shape[0]:
             return node
-        coldest = self.slabs[int(far[np.argmin(columns.used_tick[far])])]
-        near_age = self._tick - int(columns.used_tick[near].min())
-        if self._tick - coldest.used_tick <= FAR_AGE_RATIO * max(1, near_age):
+        coldest = self.slabs[int(remote[np.argmin(columns.used_tick[remote])])]
+        local_age = self._tick - int(columns.used_tick[local].min())
+        if self._tick - coldest.used_tick <= REMOTE_AGE_RATIO * max(1, local_age):
             return node
         if self._protected(_live(coldest)).all():
             # What must stay is in use: the next reservation looks at another slab.
@@ -557,7 +557,7 @@ class Pool:
         used = (columns.slot_count - columns.free_count) * columns.slot_bytes
         return [(node, int((columns.node == node).sum()), int(used[columns.node == node].sum())) for node in self.nodes]
 
-    def far_count(self, slabs: Rows, node: int) -> int:
+    def remote_count(self, slabs: Rows, node: int) -> int:
         """How many of these slots' slabs lie on another node than this one, where there is a choice."""
         return int((self._columns.node[slabs] != node).sum()) if node in self.nodes else 0
 

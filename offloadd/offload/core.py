@@ -298,7 +298,7 @@ class Core:
     def count_remote(self, operation: str, device: Device, slabs: npt.NDArray[Any]) -> None:
         """Count those of a request's arena slots that are not near to its device."""
         arena = self.catalog.arena
-        if arena is not None and arena.nodes and (count := arena.far_count(slabs, device.memory_node)):
+        if arena is not None and arena.nodes and (count := arena.remote_count(slabs, device.memory_node)):
             self.observer.remote_blocks(operation, count)
 
     def volume_blocks(self, blocks: npt.NDArray[Any], volume: VolumeLink, slabs: npt.NDArray[Any], slots: npt.NDArray[Any]) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offloadd.catalog import pool as pool_module
-from offloadd.catalog.pool import ANY_NODE, FAR_AGE_RATIO, Reservation, Shortage
+from offloadd.catalog.pool import ANY_NODE, REMOTE_AGE_RATIO, Reservation, Shortage
 
 from .world import ARENA, LARGE, SMALL, World, rows_array
 
@@ -41,7 +41,7 @@ def test_free_slots_elsewhere_come_before_a_victim_near_by() -> None:
     fill(world, range(16), 0)
     got = ask(world, 16, 0)
     assert nodes_of(world, got) == [1] * 16 and not got.victims.size
-    assert world.pool(ARENA).far_count(got.slabs, 0) == 16 and world.pool(ARENA).far_count(got.slabs, 1) == 0
+    assert world.pool(ARENA).remote_count(got.slabs, 0) == 16 and world.pool(ARENA).remote_count(got.slabs, 1) == 0
 
 
 @pytest.mark.parametrize("node", [0, 1])
@@ -82,7 +82,7 @@ def test_who_names_no_node_fills_all_alike() -> None:
     world = two_nodes()
     assert sorted(nodes_of(world, ask(world, 16, ANY_NODE))) == [0] * 8 + [1] * 8
     assert sorted(nodes_of(world, ask(world, 16, 7))) == [0] * 8 + [1] * 8, "nor who names one that the arena does not lie on"
-    assert world.pool(ARENA).far_count(rows_array(0, 3), 7) == 0
+    assert world.pool(ARENA).remote_count(rows_array(0, 3), 7) == 0
 
 
 def test_two_busy_nodes_reclaim_at_home() -> None:
@@ -103,7 +103,7 @@ def test_what_an_idle_node_holds_does_not_stay_for_ever_while_another_is_busy() 
     fill(world, range(24, 48), 0)
     world.catalog.holds.hold(1, world.rows(*range(8)), 10.0)
     homes = []
-    for turn in range(30 * FAR_AGE_RATIO):
+    for turn in range(30 * REMOTE_AGE_RATIO):
         got = ask(world, 4, 0)
         homes += nodes_of(world, got)
         world.publish(list(range(48 + 4 * turn, 52 + 4 * turn)), list(zip(got.slabs.tolist(), got.slots.tolist(), strict=True)), ARENA)
@@ -130,7 +130,7 @@ def test_slabs_of_one_node_are_as_those_of_none() -> None:
         assert [getattr(first, name).tolist() for name in ("slabs", "slots", "victims")] == [
             getattr(second, name).tolist() for name in ("slabs", "slots", "victims")
         ]
-        assert one.pool(ARENA).far_count(second.slabs, 1) == 0
+        assert one.pool(ARENA).remote_count(second.slabs, 1) == 0
 
 
 def test_use_is_told_by_node() -> None:
