@@ -275,3 +275,14 @@ def test_a_block_that_the_region_does_not_have_is_refused_before_any_byte_moves(
         """)
     assert told == "block index 8 is outside the region of 8 blocks"
     assert before and right
+
+
+def test_neighbours_in_two_chunks_are_not_copied_as_one(inside: Child) -> None:
+    inside.run("device.adopt_arena(arena, 0)")
+    wait_until(lambda: bool(inside.run("result = all(reached())")), "the page-locked arena")
+    # Four slots before a border and four behind it, which touch each other on both sides: one copy, if the border were not there.
+    assert inside.run("""
+        places = Payloads(arena.bytes, (2 << 20) + (np.arange(8) - 4) * (1 << 16), 1 << 16)
+        region.gather(np.arange(8, dtype=np.uint32), places, 0, None)
+        result = bool((arena.bytes[(2 << 20) - (4 << 16) : (2 << 20) + (4 << 16)] == 0xEE).all())
+    """)
