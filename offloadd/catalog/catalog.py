@@ -10,7 +10,7 @@ Whatever `reserve_*` hands out is published or freed exactly once; whatever `pla
 published, after its bytes are in place, so a failed evict never is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from offloadd.catalog.holds import RECOVERED, Holds
 from offloadd.catalog.index import BlockIndex
-from offloadd.catalog.pool import Counts, Pool, Reservation
+from offloadd.catalog.pool import ANY_NODE, Counts, Pool, Reservation
 from offloadd.model.enums import Tier
 from offloadd.model.slots import FLAG_KEEP
 
@@ -82,8 +82,8 @@ class Catalog:
 
     # -- tiers -----------------------------------------------------------------------------------------------------------------------
 
-    def add_arena(self, *, slab_count: int, slot_count_for: Callable[[int], int]) -> Pool:
-        """The arena: its slabs are cut at once."""
+    def add_arena(self, *, slab_count: int, slot_count_for: Callable[[int], int], nodes: Sequence[int] = ()) -> Pool:
+        """The arena: its slabs are cut at once. `nodes`: the NUMA node of each slab, where it lies on several."""
         self.arena = Pool(
             slab_count=slab_count,
             slot_count_for=slot_count_for,
@@ -92,6 +92,7 @@ class Catalog:
             referenced=self._arena_referenced,
             open_slabs_max=slab_count,
             instant=True,
+            nodes=nodes,
         )
         return self.arena
 
@@ -146,12 +147,12 @@ class Catalog:
             present = on_volume | in_arena
         return np.asarray(present & (rows > 0))
 
-    def reserve_arena(self, slot_bytes: int, count: int) -> Reservation:
-        """Slots in the arena; the victims' arena copies are gone."""
+    def reserve_arena(self, slot_bytes: int, count: int, node: int = ANY_NODE) -> Reservation:
+        """Slots in the arena, on this NUMA node first; the victims' arena copies are gone."""
         assert self.arena is not None
         if short := self._rows_short(count):
             self._lose_arena(self.arena.reclaim(slot_bytes, short))
-        reservation = self.arena.reserve(slot_bytes, count)
+        reservation = self.arena.reserve(slot_bytes, count, node)
         self._lose_arena(reservation.victims)
         return reservation
 

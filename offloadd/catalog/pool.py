@@ -8,10 +8,13 @@ A slab's life (arena slabs skip the keeper: `instant`):
 
 Only OPEN slabs are written, so only they have to be scanned after a crash. Victims are picked by CLOCK in slot order: neighbours were written by one request,
 age together, and are reclaimed together, which keeps allocations contiguous. Between slot sizes the coldest slab decides, by the tick of its last use.
+
+The slabs of an arena may lie on several NUMA nodes. Who names a node gets, in this order: free slots there, free slots elsewhere, victims' slots there,
+victims' elsewhere: a remote slot costs time, a victim that need not have gone costs its block. Each node has a CLOCK hand of its own.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +41,11 @@ NEAR_SLABS = 16
 RECUT_CANDIDATES = 16
 #: Ticks for which a slab that could not be opened is left alone: a sick one must not have every evict wait for it.
 SHUN_TICKS = 64
+#: In place of a node: none is nearer than another.
+ANY_NODE = -1
+#: A remote slab that was left alone so many times as long as the coldest local one is reclaimed first. 1 would send half of all evicts to the other node where
+#: both are equally busy; without an end, the memory of a node whose GPUs are idle would be lost to the others.
+REMOTE_AGE_RATIO = 4
 
 
 class Pool:
@@ -45,7 +53,8 @@ class Pool:
 
     `protected(rows) -> mask` tells which rows may not lose their slot here; `reclaimable() -> counts` how many may, by slab: a pass over all rows, asked for
     only where the hand finds none nearby. `referenced` is a uint8 column by row: set by use, cleared by the passing hand.
-    `slot_count_for(slot_bytes)` tells how many slots a slab yields. `instant`: slabs are cut without asking anybody (the arena).
+    `slot_count_for(slot_bytes)` tells how many slots a slab yields. `instant`: slabs are cut without asking anybody (the arena). `nodes`: the NUMA node of each
+    slab, for an arena that lies on several.
     """
 
     def __init__(
@@ -58,8 +67,14 @@ class Pool:
         referenced: npt.NDArray[np.uint8],
         open_slabs_max: int,
         instant: bool = False,
+        nodes: Sequence[int] = (),
     ) -> None:
+        assert instant or not nodes, "slabs that a keeper cuts have no node"
         self._columns = SlabColumns(slab_count)
+        #: Nodes that slabs lie on, where there are several.
+        self.nodes: tuple[int, ...] = tuple(sorted(set(nodes))) if len(set(nodes)) > 1 else ()
+        if self.nodes:
+            self._columns.node[:] = nodes
         self.slabs = [Slab(index, self._columns) for index in range(slab_count)]
         self._slot_count_for = slot_count_for
         self._protected = protected
@@ -67,9 +82,10 @@ class Pool:
         self._referenced = referenced
         self._open_slabs_max = open_slabs_max
         self._instant = instant
-        self._rings: dict[int, Ring] = {}
-        #: Indexes of the slabs without slots, in the order in which they are cut.
-        self._uncut = OrderedDict.fromkeys(range(slab_count))
+        #: By slot size and node.
+        self._rings: dict[tuple[int, int], Ring] = {}
+        #: Indexes of the slabs without slots, in the order in which they are cut: the nodes in turn.
+        self._uncut = OrderedDict.fromkeys(_in_turn(self._columns.node))
         self._wishes: list[Wish] = []
         self._tick = 0
         self.used_slots = 0
@@ -77,8 +93,8 @@ class Pool:
 
     # -- handing out -----------------------------------------------------------------------------------------------------------------
 
-    def reserve(self, slot_bytes: int, count: int) -> Reservation:
-        """Hand out up to `count` slots of `slot_bytes`: free ones first, then victims'. Every slot handed out is published or abandoned exactly once.
+    def reserve(self, slot_bytes: int, count: int, node: int = ANY_NODE) -> Reservation:
+        """Hand out up to `count` slots of `slot_bytes`: free ones first, then victims'; those on `node` first. Each is published or abandoned exactly once.
 
         Fewer come back when a slab must be opened first (look at `take_wishes`) or nothing may be reclaimed; `shortage` tells which.
         """
@@ -87,15 +103,17 @@ class Pool:
         victims: list[Rows] = []
         missing = count
         shortage = Shortage.NONE
+        if node in self.nodes:
+            missing -= self._take_local(slot_bytes, missing, taken, node)
         while missing > 0:
             missing -= self._take_free(slot_bytes, missing, taken)
             if missing == 0:
                 break
-            grown, shortage = self._grow(slot_bytes, victims)
+            grown, shortage = self._grow(slot_bytes, victims, node)
             if grown:
                 continue
             if shortage == Shortage.NONE:
-                got, shortage = self._take_victims(slot_bytes, missing, taken, victims)
+                got, shortage = self._take_victims(slot_bytes, missing, taken, victims, node)
                 missing -= got
             if shortage != Shortage.NONE:
                 break
@@ -117,10 +135,27 @@ class Pool:
             shortage=shortage,
         )
 
-    def _take_free(self, slot_bytes: int, count: int, taken: list[tuple[Slab, Rows]]) -> int:
+    def _take_local(self, slot_bytes: int, count: int, taken: list[tuple[Slab, Rows]], node: int) -> int:
+        """Free slots of a node's slabs, those that are not cut yet included."""
+        columns = self._columns
+        got = self._take_free(slot_bytes, count, taken, node)
+        while got < count and self._slot_count_for(slot_bytes) > 0:
+            uncut = np.flatnonzero((columns.state == SlabState.UNCUT) & (columns.node == node))
+            if not uncut.shape[0]:
+                break
+            slab = self.slabs[uncut[0]]
+            del self._uncut[slab.index]
+            self._cut(slab, slot_bytes)
+            got += self._take_free(slot_bytes, count - got, taken, node)
+        return got
+
+    def _take_free(self, slot_bytes: int, count: int, taken: list[tuple[Slab, Rows]], node: int = ANY_NODE) -> int:
         columns = self._columns
         got = 0
-        for index in np.flatnonzero(columns.cut_as(slot_bytes) & (columns.state == SlabState.OPEN) & (columns.free_count > 0)):
+        usable = columns.cut_as(slot_bytes) & (columns.state == SlabState.OPEN) & (columns.free_count > 0)
+        if node != ANY_NODE:
+            usable &= columns.node == node
+        for index in np.flatnonzero(usable):
             slab = self.slabs[index]
             free = np.flatnonzero(slab.rows == FREE).astype(np.uint32)
             # Next-fit from the cursor, so that one request's slots are neighbours and travel in one I/O.
@@ -141,7 +176,7 @@ class Pool:
         self.used_slots += slots.shape[0]
         self.used_bytes += slots.shape[0] * slab.slot_bytes
 
-    def _grow(self, slot_bytes: int, victims: list[Rows]) -> tuple[bool, Shortage]:
+    def _grow(self, slot_bytes: int, victims: list[Rows], node: int) -> tuple[bool, Shortage]:
         """Try to get room without picking victims one by one. (True, NONE): look for free slots again."""
         if self._slot_count_for(slot_bytes) < 1:
             return False, Shortage.TOO_LARGE
@@ -154,7 +189,7 @@ class Pool:
             return False, Shortage.OPENING
         if self._uncut:
             return self._cut(self._next_uncut(), slot_bytes)
-        coldest = self._coldest_foreign(mine)
+        coldest = self._coldest_foreign(mine, node)
         if coldest is None:
             return False, Shortage.NONE
         victims.append(self._empty(coldest))
@@ -174,7 +209,7 @@ class Pool:
 
     def _cut(self, slab: Slab, slot_bytes: int) -> tuple[bool, Shortage]:
         slab.cut(slot_bytes=slot_bytes, slot_count=self._slot_count_for(slot_bytes), nonce=b"")
-        self._rings.setdefault(slot_bytes, Ring()).add(slab)
+        self._rings.setdefault((slot_bytes, slab.node), Ring()).add(slab)
         if self._instant:
             slab.state = SlabState.OPEN
             slab.used_tick = self._tick
@@ -187,8 +222,8 @@ class Pool:
         slab.used_tick = self._tick
         self._wishes.append(Wish(slab.index, slot_bytes))
 
-    def _coldest_foreign(self, mine: Mask) -> Slab | None:
-        """The slab of another slot size to re-cut: colder than every slab of this size, and with nothing in it that must stay."""
+    def _coldest_foreign(self, mine: Mask, node: int) -> Slab | None:
+        """The slab of another slot size to re-cut: colder than every slab of this size, and with nothing in it that must stay; on this node if one is."""
         columns = self._columns
         foreign = ~mine & ((columns.state == SlabState.OPEN) | (columns.state == SlabState.CLOSED)) & (columns.reserved_count == 0)
         if mine.any():
@@ -196,7 +231,7 @@ class Pool:
         candidates = np.flatnonzero(foreign)
         if candidates.shape[0] > RECUT_CANDIDATES:
             candidates = candidates[np.argpartition(columns.used_tick[candidates], RECUT_CANDIDATES)[:RECUT_CANDIDATES]]
-        order: list[int] = candidates[np.argsort(columns.used_tick[candidates], kind="stable")].tolist()
+        order: list[int] = candidates[np.lexsort((columns.used_tick[candidates], columns.node[candidates] != node))].tolist()
         for index in order:
             slab = self.slabs[index]
             if not np.any(self._protected(slab.rows[slab.rows != FREE])):
@@ -210,45 +245,83 @@ class Pool:
         rows: Rows = slab.rows[slab.rows != FREE]
         self.used_slots -= rows.shape[0]
         self.used_bytes -= rows.shape[0] * slab.slot_bytes
-        ring = self._rings[slab.slot_bytes]
-        ring.remove(slab)
-        if not ring:
-            del self._rings[slab.slot_bytes]
+        name = (slab.slot_bytes, slab.node)
+        self._rings[name].remove(slab)
+        if not self._rings[name]:
+            del self._rings[name]
         slab.uncut()
         return rows
 
     # -- reclaiming ------------------------------------------------------------------------------------------------------------------
 
-    def _take_victims(self, slot_bytes: int, count: int, taken: list[tuple[Slab, Rows]], victims: list[Rows]) -> tuple[int, Shortage]:
-        """Reclaim up to `count` slots. Fewer: a slab must be opened first, or nothing may be reclaimed."""
+    def _take_victims(self, slot_bytes: int, count: int, taken: list[tuple[Slab, Rows]], victims: list[Rows], node: int = ANY_NODE) -> tuple[int, Shortage]:
+        """Reclaim up to `count` slots, near ones first. Fewer: a slab must be opened first, or nothing may be reclaimed."""
         got = 0
-        ring = self._rings.get(slot_bytes)
-        if ring is not None:
-            got, shortage = self._sweep(ring, count, taken, victims, steps=CLOCK_STEPS_MAX + 2 * count // CLOCK_WINDOW)
+        rings = self._rings_of(slot_bytes, node)
+        #: Those in which the hand and a look around it did not find enough, and there may be more.
+        unsure: list[Ring] = []
+        for ring in rings:
+            more, shortage = self._sweep(ring, count - got, taken, victims, steps=CLOCK_STEPS_MAX + 2 * count // CLOCK_WINDOW)
+            got += more
             if shortage is None:
-                more, shortage = self._search(ring, count - got, taken, victims)
+                # The hand found too little in the slots that it may pass in one go: look where there is something, be it warm. Nearly always that is in one
+                # of the next slabs.
+                more, shortage = self._search_in(self._near(ring), ring, count - got, taken, victims)
                 got += more
+                unsure.append(ring)
             if shortage != Shortage.FULL:
                 return got, shortage
-            # The free slots of closed slabs that are else full of what must stay.
-            if self._open_roomiest(self._columns.cut_as(slot_bytes), np.zeros(1, dtype=np.int64)):
-                return got, Shortage.OPENING
+        more, shortage = self._search(unsure, count - got, taken, victims)
+        got += more
+        if shortage != Shortage.FULL:
+            return got, shortage
+        # The free slots of closed slabs that are else full of what must stay.
+        if rings and self._open_roomiest(self._columns.cut_as(slot_bytes), np.zeros(1, dtype=np.int64)):
+            return got, Shortage.OPENING
         # A slab that a keeper works on may have room when it is done: no reason to refuse anybody yet.
         busy = np.isin(self._columns.state, (SlabState.PREPARING, SlabState.CLOSING, SlabState.SCANNING))
         return got, Shortage.OPENING if busy.any() else Shortage.FULL
 
-    def _search(self, ring: Ring, count: int, taken: list[tuple[Slab, Rows]], victims: list[Rows]) -> tuple[int, Shortage]:
-        """The hand found too little in the slots that it may pass in one go: look where there is something, be it warm.
+    def _rings_of(self, slot_bytes: int, node: int) -> list[Ring]:
+        """The rings of this slot size in the order in which they are swept: the node's own first; else those whose hands are at the coldest slabs."""
+        if not self.nodes:
+            ring = self._rings.get((slot_bytes, 0))
+            return [] if ring is None else [ring]
+        rings = [ring for (size, _), ring in self._rings.items() if size == slot_bytes]
+        if node in self.nodes and len(rings) > 1:
+            node = self._node_to_reclaim_from(slot_bytes, node)
+        return sorted(rings, key=lambda ring: (ring.at_hand.node != node, ring.at_hand.used_tick))
 
-        Nearly always that is in one of the next slabs. Only where they hold nothing are all rows gone through, and then few of them may be reclaimed.
-        """
-        got, shortage = self._search_in(self._near(ring), ring, count, taken, victims)
-        if shortage != Shortage.FULL:
-            return got, shortage
+    def _node_to_reclaim_from(self, slot_bytes: int, node: int) -> int:
+        """The node asked for, unless a slab elsewhere is much colder than every slab there."""
+        columns = self._columns
+        mine = columns.cut_as(slot_bytes)
+        local, remote = np.flatnonzero(mine & (columns.node == node)), np.flatnonzero(mine & (columns.node != node))
+        if not local.shape[0] or not remote.shape[0]:
+            return node
+        coldest = self.slabs[int(remote[np.argmin(columns.used_tick[remote])])]
+        local_age = self._tick - int(columns.used_tick[local].min())
+        if self._tick - coldest.used_tick <= REMOTE_AGE_RATIO * max(1, local_age):
+            return node
+        if self._protected(_live(coldest)).all():
+            # What must stay is in use: the next reservation looks at another slab.
+            coldest.used_tick = self._tick
+            return node
+        return coldest.node
+
+    def _search(self, rings: Sequence[Ring], count: int, taken: list[tuple[Slab, Rows]], victims: list[Rows]) -> tuple[int, Shortage]:
+        """Only where the next slabs hold nothing are all rows gone through, and then few of them may be reclaimed."""
+        got = 0
+        if not rings:
+            return 0, Shortage.FULL
         by_slab = self._reclaimable()
-        usable = set(np.flatnonzero((by_slab > 0) & self._columns.cut_as(ring.at_hand.slot_bytes) & self._reachable()).tolist())
-        more, shortage = self._search_in(usable, ring, count - got, taken, victims)
-        return got + more, shortage
+        for ring in rings:
+            usable = set(np.flatnonzero((by_slab > 0) & self._columns.cut_as(ring.at_hand.slot_bytes) & self._reachable()).tolist())
+            more, shortage = self._search_in(usable, ring, count - got, taken, victims)
+            got += more
+            if shortage != Shortage.FULL:
+                return got, shortage
+        return got, Shortage.FULL
 
     def _near(self, ring: Ring) -> set[int]:
         """Those of the next slabs that hold something that may be reclaimed, by index."""
@@ -279,7 +352,10 @@ class Pool:
         """Advance the CLOCK hand until `count` victims are found, a slab must be opened, two turns found nothing more (FULL), or `steps` are over (None)."""
         got = 0
         # In the second turn everything is cold that may be reclaimed at all.
-        slots_left = 2 * int(self._columns.slot_count[self._columns.cut_as(ring.at_hand.slot_bytes)].sum()) + CLOCK_WINDOW
+        mine = self._columns.cut_as(ring.at_hand.slot_bytes)
+        if self.nodes:
+            mine &= self._columns.node == ring.at_hand.node
+        slots_left = 2 * int(self._columns.slot_count[mine].sum()) + CLOCK_WINDOW
         for _ in range(steps):
             if slots_left <= 0:
                 return got, Shortage.FULL
@@ -333,7 +409,7 @@ class Pool:
 
     def prepare(self, slot_bytes: int) -> None:
         """Ask for a first slab of this size if there is none and one is uncut: called when a region is registered, before its first evict."""
-        if not self._instant and self._uncut and slot_bytes not in self._rings and self._slot_count_for(slot_bytes) > 0:
+        if not self._instant and self._uncut and (slot_bytes, 0) not in self._rings and self._slot_count_for(slot_bytes) > 0:
             self._cut(self._next_uncut(), slot_bytes)
 
     # -- taking back -----------------------------------------------------------------------------------------------------------------
@@ -383,7 +459,8 @@ class Pool:
         taken: list[tuple[Slab, Rows]] = []
         victims: list[Rows] = []
         got = 0
-        for size in [slot_bytes] if slot_bytes in self._rings else list(self._rings):
+        sizes = dict.fromkeys(size for size, _ in self._rings)
+        for size in [slot_bytes] if slot_bytes in sizes else list(sizes):
             got += self._take_victims(size, count - got, taken, victims)[0]
             if got == count:
                 break
@@ -430,7 +507,7 @@ class Pool:
         slab.cut(slot_bytes=slot_bytes, slot_count=slot_count, nonce=nonce)
         slab.state = SlabState.SCANNING
         slab.used_tick = 0
-        self._rings.setdefault(slot_bytes, Ring()).add(slab)
+        self._rings.setdefault((slot_bytes, slab.node), Ring()).add(slab)
 
     def recover(self, slab_index: int, slots: Rows, rows: Rows) -> None:
         """Slots of a scanned slab hold these rows."""
@@ -474,6 +551,16 @@ class Pool:
         """Slabs that are cut into slots."""
         return len(self.slabs) - len(self._uncut)
 
+    def bytes_by_node(self) -> list[tuple[int, int, int]]:
+        """(node, slabs, bytes in slots that hold blocks) of each of `nodes`."""
+        columns = self._columns
+        used = (columns.slot_count - columns.free_count) * columns.slot_bytes
+        return [(node, int((columns.node == node).sum()), int(used[columns.node == node].sum())) for node in self.nodes]
+
+    def remote_count(self, slabs: Rows, node: int) -> int:
+        """How many of these slots' slabs lie on another node than this one, where there is a choice."""
+        return int((self._columns.node[slabs] != node).sum()) if node in self.nodes else 0
+
     @property
     def bytes_allocated(self) -> int:
         """Memory of the per-slot arrays."""
@@ -486,7 +573,7 @@ class Pool:
             if slab.state == SlabState.UNCUT:
                 assert slab.index in self._uncut and slab.slot_bytes == 0
                 continue
-            assert slab.index not in self._uncut and slab in self._rings[slab.slot_bytes]
+            assert slab.index not in self._uncut and slab in self._rings[slab.slot_bytes, slab.node]
             assert slab.rows.shape[0] == slab.slot_count and slab.hand < slab.slot_count
             assert slab.reserved_count == 0 or slab.state == SlabState.OPEN, "a slot is to be written in a slab that is not open"
             assert slab.free_count == int((slab.rows == FREE).sum())
@@ -495,6 +582,15 @@ class Pool:
             used_bytes += (slab.slot_count - slab.free_count) * slab.slot_bytes
         assert used == self.used_slots and used_bytes == self.used_bytes, (used, self.used_slots)
         assert sum(len(ring) for ring in self._rings.values()) == self.cut_count
+
+
+def _in_turn(nodes: npt.NDArray[np.int16]) -> list[int]:
+    """Indexes of all slabs, one of each node in turn."""
+    turns = np.zeros(nodes.shape[0], dtype=np.int64)
+    for node in np.unique(nodes):
+        turns[nodes == node] = np.arange(int((nodes == node).sum()))
+    order: list[int] = np.argsort(turns, kind="stable").tolist()
+    return order
 
 
 def _join(parts: list[Any]) -> Rows:

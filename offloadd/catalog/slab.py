@@ -30,7 +30,7 @@ class SlabState(IntEnum):
 class SlabColumns:
     """One value a slab, by slab index. `slot_bytes` is 0 for a slab that is not cut."""
 
-    __slots__ = ("free_count", "reserved_count", "shunned_until", "slot_bytes", "slot_count", "state", "used_tick")
+    __slots__ = ("free_count", "node", "reserved_count", "shunned_until", "slot_bytes", "slot_count", "state", "used_tick")
 
     def __init__(self, slab_count: int) -> None:
         self.state = np.zeros(slab_count, dtype=np.uint8)
@@ -38,6 +38,8 @@ class SlabColumns:
         self.slot_count = np.zeros(slab_count, dtype=np.int64)
         self.free_count = np.zeros(slab_count, dtype=np.int64)
         self.reserved_count = np.zeros(slab_count, dtype=np.int64)
+        #: NUMA node whose memory the slab lies in; all of them 0 where there is nothing to choose.
+        self.node = np.zeros(slab_count, dtype=np.int16)
         #: Tick of the last use: the measure of coldness between slot sizes.
         self.used_tick = np.zeros(slab_count, dtype=np.int64)
         #: Tick before which nobody asks again to open it.
@@ -97,6 +99,11 @@ class Slab:
     def slot_count(self) -> int:
         """How many slots it has."""
         return int(self.columns.slot_count[self.index])
+
+    @property
+    def node(self) -> int:
+        """NUMA node whose memory it lies in."""
+        return int(self.columns.node[self.index])
 
     @property
     def free_count(self) -> int:

@@ -51,7 +51,8 @@ def values_of(status: Any) -> dict[str, Any]:
         "block_count": status.block_count,
         "block_count_max": status.block_count_max,
         "held_count": status.held_count,
-        "arena": _fields(status.arena, "arena_bytes", "used_bytes", "block_count", "pages"),
+        "arena": _fields(status.arena, "arena_bytes", "used_bytes", "block_count", "pages")
+        | {"nodes": [_fields(node, "node", "arena_bytes", "used_bytes") for node in status.arena.nodes]},
         "volumes": [
             _fields(
                 volume,
@@ -72,7 +73,7 @@ def values_of(status: Any) -> dict[str, Any]:
             for volume in status.volumes
         ],
         "sessions": [_fields(session, "name", "instance", "tenant", "pid", "region_count", "mapped_bytes", "request_count") for session in status.sessions],
-        "workers": [_fields(worker, "name", "pid", "restart_count") for worker in status.workers],
+        "workers": [_fields(worker, "name", "pid", "restart_count", "placement") for worker in status.workers],
         "gpus": [_fields(gpu, "device", "uuid", "name", "pci_bus_id", "compute_mode", "uses_mps", "context_bytes", "note") for gpu in status.gpus],
         "paths": [
             {"tier": _name(enums.Tier, path.tier), "path": _name(enums.Path, path.path)}
@@ -105,9 +106,9 @@ def render(status: dict[str, Any], console: Console) -> None:
             )
         console.print(sessions)
         console.print()
-    workers = table("worker", ">pid", ">restarts", title="Workers")
+    workers = table("worker", ">pid", ">restarts", "", title="Workers")
     for worker in status["workers"]:
-        workers.add_row(plain(worker["name"]), str(worker["pid"] or "restarting"), str(worker["restart_count"]))
+        workers.add_row(plain(worker["name"]), str(worker["pid"] or "restarting"), str(worker["restart_count"]), plain(worker["placement"]))
     console.print(workers)
     console.print()
     _render_gpus(status["gpus"], console)
@@ -133,6 +134,9 @@ def _render_tiers(status: dict[str, Any], console: Console) -> None:
     arena, volumes = status["arena"], status["volumes"]
     if arena["arena_bytes"]:
         tiers.add_row("arena", *_fill(arena["block_count"], arena["used_bytes"], arena["arena_bytes"]), plain(arena["pages"]))
+        for node in arena["nodes"]:
+            _, *fill = _fill(0, node["used_bytes"], node["arena_bytes"])
+            tiers.add_row(f"  NUMA node {node['node']}", "", *fill, "")
     if volumes:
         count, used, size = (sum(volume[name] for volume in volumes) for name in ("block_count", "used_bytes", "volume_bytes"))
         serving = sum(volume["state"] == "serving" for volume in volumes)

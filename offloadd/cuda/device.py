@@ -5,6 +5,7 @@ from typing import Any
 
 from offloadd.cuda.compute_mode import ComputeMode
 from offloadd.cuda.driver import CudaError, check, load
+from offloadd.memory.topology import node_of_pci_device
 from offloadd.units import format_bytes
 
 #: A PCI bus id is `0000:10:00.0` with its NUL.
@@ -36,10 +37,10 @@ class Device:
         return _uuid(cu, check(cu.cuDeviceGet(_ordinal(cu, selector, operation)), operation))
 
     @classmethod
-    def open(cls, selector: str, *, sys: Path = Path("/sys")) -> "Device":
+    def open(cls, selector: str, *, root: Path = Path("/")) -> "Device":
         """Open `cuda:N` (among the GPUs that this process sees) or a UUID (`GPU-…`, `MIG-…`), and make it current in this thread.
 
-        `sys`: where sysfs is mounted. Raises CudaError that names the selector: no such GPU, a compute mode that lets no second process in (under
+        `root`: what sysfs is mounted under. Raises CudaError that names the selector: no such GPU, a compute mode that lets no second process in (under
         EXCLUSIVE_PROCESS, without MPS), no driver.
         """
         cu = load()
@@ -49,7 +50,7 @@ class Device:
         _refuse_compute_mode(cu, handle, operation)
         uuid = _uuid(cu, handle)
         name = _text(check(cu.cuDeviceGetName(_NAME_BYTES, handle), operation))
-        numa_node = _numa_node(sys, _bus_id(cu, handle, operation))
+        numa_node = node_of_pci_device(_bus_id(cu, handle, operation), root)
         context = check(cu.cuDevicePrimaryCtxRetain(handle), operation)
         device = cls(ordinal=ordinal, handle=handle, context=context, uuid=uuid, name=name, numa_node=numa_node)
         try:
@@ -168,11 +169,3 @@ def _uuid(cu: Any, handle: Any) -> str:
 
 def _text(raw: bytes) -> str:
     return raw.split(b"\0", 1)[0].decode()
-
-
-def _numa_node(sys: Path, bus_id: str) -> int:
-    """-1 where the kernel does not know it either: a machine with one node, many virtual machines, or no sysfs."""
-    try:
-        return int((sys / "bus/pci/devices" / bus_id / "numa_node").read_text())
-    except (OSError, ValueError):
-        return -1

@@ -14,6 +14,7 @@ from offloadd.daemon.lock import RuntimeDirectory
 from offloadd.daemon.notify import notify
 from offloadd.daemon.observer import MetricsObserver, refresh_gauges
 from offloadd.errors import ConfigError
+from offloadd.memory.topology import read_topology
 from offloadd.metrics.registry import Metrics
 from offloadd.metrics.server import MetricsServer
 from offloadd.model.runtime import ADMIN_SOCKET, ATTACH_SOCKET, GRPC_SOCKET
@@ -49,6 +50,8 @@ def settings_of(config: Config) -> OffloadSettings:
         ),
         gpus=config.gpu.devices,
         gpu_copies=config.gpu.copies,
+        numa=mover.numa,
+        numa_nodes=tuple((node.number, node.memory_bytes) for node in read_topology().tier_nodes) if mover.numa else (),
         lane_threads=mover.lane_threads,
         staging_slot_bytes=mover.staging_slot_bytes,
         verify_target=mover.verify_target,
@@ -99,7 +102,12 @@ class Daemon:
         settings = settings or settings_of(config)
         self._directory = RuntimeDirectory(config.daemon.runtime_dir)
         workers = ["mover host", *(f"mover {gpu}" for gpu in settings.gpus), *(f"keeper {volume.path}" for volume in settings.volumes)]
-        self.metrics = Metrics(volumes=[volume.path for volume in settings.volumes], workers=workers, gpus=settings.gpus)
+        self.metrics = Metrics(
+            volumes=[volume.path for volume in settings.volumes],
+            workers=workers,
+            gpus=settings.gpus,
+            nodes=[number for number, _ in settings.numa_nodes],
+        )
         self.metrics.show_limits({name: float(value) for name, value in config.limits.model_dump().items()})
         self.offload = Offload(settings, MetricsObserver(self.metrics))
         self.stopping = asyncio.Event()

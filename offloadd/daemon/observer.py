@@ -38,6 +38,10 @@ class MetricsObserver:
         if operation == "restore" and outcome == "not_found":
             self._metrics.misses.labels(reason="not_found").inc(count)
 
+    def remote_blocks(self, operation: str, count: int) -> None:
+        """Count blocks that crossed NUMA nodes."""
+        self._metrics.arena_remote_blocks.labels(operation=operation).inc(count)
+
 
 def refresh_gauges(metrics: Metrics, offload: Offload) -> None:
     """Set the gauges to the present state; runs before each scrape's data is needed, on the event loop."""
@@ -50,6 +54,8 @@ def refresh_gauges(metrics: Metrics, offload: Offload) -> None:
     if core.catalog.arena is not None:
         metrics.arena_used_bytes.set(core.catalog.arena.used_bytes)
         metrics.arena_blocks.set(core.catalog.arena.used_slots)
+        for node, _, used_bytes in core.catalog.arena.bytes_by_node():
+            metrics.arena_node_used_bytes.labels(node=str(node)).set(used_bytes)
     for device in core.devices.values():
         if device.is_gpu:
             facts = device.mover.hello.gpu if device.mover.hello is not None else None

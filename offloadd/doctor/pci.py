@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from offloadd.doctor.system import System
+from offloadd.memory.topology import node_of_pci_device, read_topology
 
 _DEVICES = "/sys/bus/pci/devices"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -48,11 +49,8 @@ def rdma_nics(system: System) -> list[PciDevice]:
 
 def numa_distance(system: System, source: int, target: int) -> int | None:
     """The firmware's distance between two nodes (10: the same one); None if unknown."""
-    row = (system.text(f"/sys/devices/system/node/node{source}/distance") or "").split()
-    nodes = sorted(int(name[4:]) for name in system.names("/sys/devices/system/node") if re.fullmatch(r"node[0-9]+", name))
-    if target not in nodes or len(row) != len(nodes):
-        return None
-    return int(row[nodes.index(target)])
+    node = read_topology(system.root).node(source)
+    return node.distances.get(target) if node is not None else None
 
 
 def iommu_kind(system: System, address: str) -> str:
@@ -87,5 +85,4 @@ def acs_redirects(system: System, address: str) -> bool | None:
 
 
 def _device(system: System, address: str, name: str) -> PciDevice:
-    node = system.number(f"{_DEVICES}/{address}/numa_node")
-    return PciDevice(address=address, name=name, numa_node=-1 if node is None else node)
+    return PciDevice(address=address, name=name, numa_node=node_of_pci_device(address, system.root))

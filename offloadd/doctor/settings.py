@@ -24,6 +24,8 @@ class Settings(msgspec.Struct, frozen=True):
     sessions_max: int
     memories_per_session_max: int
     volumes: tuple[VolumeSettings, ...]
+    #: Whether the daemon looks at NUMA nodes at all.
+    numa: bool = True
     #: Where this came from: a file's name, empty for the defaults.
     source: str = ""
     #: Why these are the defaults although a file was named; empty if all is well.
@@ -45,6 +47,7 @@ def settings_of(config: Config, *, source: str, error: str = "") -> Settings:
         sessions_max=config.limits.sessions_max,
         memories_per_session_max=config.limits.memories_per_session_max,
         volumes=tuple(VolumeSettings(path=str(volume.path), io_threads=volume.io_threads, prewrite=volume.prewrite) for volume in config.volume),
+        numa=config.mover.numa,
         source=source,
         error=error,
     )

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offloadd.memory.memfd import HUGE_PAGE_BYTES
+from offloadd.memory.numa import prefer_node
 from offloadd.units import align_up
 
 Bytes = npt.NDArray[np.uint8]
@@ -63,6 +64,10 @@ class Mapping:
         """madvise(2) over a part of the range; False when the kernel refuses. Best effort by nature: it never changes contents."""
         size = self._used_bytes - offset_bytes if size_bytes is None else size_bytes
         return bool(_libc.madvise(self._start + offset_bytes, size, advice) == 0)
+
+    def prefer_node(self, node: int, offset_bytes: int, size_bytes: int) -> str:
+        """Have pages of a part of the range that are not there yet come from a NUMA node while it has some. Returns why the kernel refused, or nothing."""
+        return prefer_node(self._start + offset_bytes, size_bytes, node)
 
     def close(self) -> None:
         """Unmap. Arrays over the range must not be touched any more."""

@@ -34,11 +34,11 @@ class Metrics:
     """All series of one daemon, in a registry of their own. Belongs to the event-loop thread; the endpoint may read at any time.
 
     Feed it by `metrics.blocks.labels(operation="evict", outcome="stored", tier="arena").inc(count)`. Label values come from OPERATIONS, REQUESTS,
-    STAGES, TIERS, PATHS, WAYS, OUTCOMES, MISS_REASONS, from the volumes and GPUs of the configuration and from the names of the workers: a value that a client
-    could choose would let it fill the memory. `check_labels` holds that in tests.
+    STAGES, TIERS, PATHS, WAYS, OUTCOMES, MISS_REASONS, from the volumes and GPUs of the configuration, the names of the workers and the numbers of the NUMA
+    nodes: a value that a client could choose would let it fill the memory. `check_labels` holds that in tests.
     """
 
-    def __init__(self, *, volumes: Sequence[str] = (), workers: Sequence[str] = (), gpus: Sequence[str] = ()) -> None:
+    def __init__(self, *, volumes: Sequence[str] = (), workers: Sequence[str] = (), gpus: Sequence[str] = (), nodes: Sequence[int] = ()) -> None:
         self._labels: dict[str, frozenset[str]] = {
             "operation": frozenset(REQUESTS),
             "stage": frozenset(STAGES),
@@ -50,10 +50,14 @@ class Metrics:
             "volume": frozenset(volumes),
             "worker": frozenset(workers),
             "gpu": frozenset(gpus),
+            "node": frozenset(map(str, nodes)),
         }
         self.registry = CollectorRegistry()
         self.blocks = self._counter("blocks", "Blocks answered.", "operation", "outcome", "tier")
         self.bytes = self._counter("bytes", "Payload bytes moved.", "operation", "tier", "path", "way")
+        self.arena_remote_blocks = self._counter(
+            "arena_remote_blocks", "Blocks copied between a GPU and a part of the arena on another NUMA node than its own.", "operation"
+        )
         self.misses = self._counter("misses", "Blocks of restores that gave no bytes.", "reason")
         self.workers_restarted = self._counter("workers_restarted", "Workers that died and were started again.", "worker")
         self.request_seconds = Histogram(
@@ -67,6 +71,9 @@ class Metrics:
         self.requests = self._gauge("requests", "Requests in flight.")
         self.arena_used_bytes = self._gauge("arena_used_bytes", "Bytes in arena slots that hold blocks.")
         self.arena_blocks = self._gauge("arena_blocks", "Blocks in the arena.")
+        self.arena_node_used_bytes = self._gauge(
+            "arena_node_used_bytes", "Bytes in arena slots that hold blocks, by NUMA node where there are several.", "node"
+        )
         self.volume_used_bytes = self._gauge("volume_used_bytes", "Bytes in slots of the volume that hold blocks.", "volume")
         self.volume_blocks = self._gauge("volume_blocks", "Blocks on the volume.", "volume")
         self.index_blocks = self._gauge("index_blocks", "Blocks in the index.")

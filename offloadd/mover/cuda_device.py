@@ -19,6 +19,7 @@ from offloadd.cuda.copies import CopyEngines
 from offloadd.cuda.device import Device
 from offloadd.cuda.driver import CudaError
 from offloadd.cuda.imports import IpcImports, IpcMemory, VmmChunk, VmmMemory
+from offloadd.cuda.locked_chunks import LockedChunks, Part
 from offloadd.cuda.memory import HostRegistration
 from offloadd.cuda.nvml import read_memory_use
 from offloadd.cuda.region import CudaRegion, MemoryPart, Places
@@ -30,6 +31,7 @@ from offloadd.mover.arena import Arena
 from offloadd.mover.copy_choice import CopyChoice, Mode
 from offloadd.mover.device import Bench, make_all
 from offloadd.mover.messages import ChunkPiece, CopiesChosen, GpuFacts, KernelsFailed, Piece
+from offloadd.mover.pageable import Through, gather_through, scatter_through
 from offloadd.mover.volume import Volume
 from offloadd.transfer.checksum import crc32c
 from offloadd.transfer.gather import Payloads
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from offloadd.transfer.kernels.base import DeviceKernels
 
 Indices = npt.NDArray[Any]
+#: `CopyEngines.gather` or `CopyEngines.scatter`.
+Queue = Callable[..., None]
 
 #: A copy of a slice takes milliseconds. One that takes this long will not end, and only the end of the process makes the driver let go of engine memory.
 COPY_TIMEOUT_S = 20.0
@@ -97,13 +101,31 @@ class CudaMappedRegion:
 
     def gather(self, block_indices: Indices, target: Payloads, first: int, last: int | None) -> None:
         """See `MappedRegion`."""
-        with self._device.copying() as stream:
-            self._copies.gather(block_indices, _places(target), stream, first=first, last=last)
+        self._copy(self._copies.gather, gather_through, block_indices, target, first, last)
 
     def scatter(self, block_indices: Indices, source: Payloads, first: int, last: int | None) -> None:
         """See `MappedRegion`."""
-        with self._device.copying() as stream:
-            self._copies.scatter(block_indices, _places(source), stream, first=first, last=last)
+        self._copy(self._copies.scatter, scatter_through, block_indices, source, first, last)
+
+    def _copy(self, queue: Queue, through: Through, block_indices: Indices, ours: Payloads, first: int, last: int | None) -> None:
+        """Copy directly where the GPU reaches our memory, else through memory that it does reach."""
+        end = self.payload_bytes if last is None else last
+        parts = self._device.parts(ours, end - first)
+        at_once = len(parts) == 1 and parts[0][1]
+        if not at_once and block_indices.size and int(block_indices.max()) >= self._region.block_count:
+            # Where all is copied at once, the plan of the copies refuses it before any byte moves.
+            raise ValueError(f"block index {int(block_indices.max())} is outside the region of {self._region.block_count} blocks")
+
+        def copy(indices: Indices, places: Payloads, begin: int, stop: int) -> None:
+            with self._device.copying() as stream:
+                queue(indices, _places(places), stream, first=begin, last=stop)
+
+        for mine, reached in parts:
+            places = Payloads(ours.buffer, ours.offsets[mine], ours.stride_bytes)
+            if reached:
+                copy(block_indices[mine], places, first, end)
+            else:
+                through(self._device.scratch(), copy, block_indices[mine], places, first, end)
 
     def block_crc(self, block_index: int, first: int, last: int | None) -> int:
         """See `MappedRegion`. Copied out to be read: the host can't look into memory of a GPU. Always by the copy engines: a second opinion of kernels."""
@@ -207,8 +229,7 @@ class CudaDevice:
         self._local = threading.local()
         self._gds_lock = threading.Lock()
         self._gds: tuple[Gds, DeviceKernels] | GdsUnavailable | None = None
-        self._arena: HostRegistration | None = None
-        self._arena_settled = threading.Event()
+        self._arena: LockedChunks | None = None
 
     def map_region(self, layout: Layout, memory_bytes: tuple[int, ...], fds: Sequence[int], pieces: Sequence[Piece]) -> CudaMappedRegion:
         """See `MoverDevice`: memory by CUDA IPC handles and in chunks. Every plane is checked against what the driver says that the allocation has."""
@@ -258,35 +279,44 @@ class CudaDevice:
 
         return make_all(count, make)
 
-    def adopt_arena(self, arena: Arena) -> None:
-        """See `MoverDevice`: page-locked in the background, a second for some GiB; threads of the arena's lane wait for it.
+    @property
+    def numa_node(self) -> int:
+        """See `MoverDevice`."""
+        return self.device.numa_node
 
-        If the system refuses, none of it stays page-locked, and copies go through buffers of the driver's.
+    def adopt_arena(self, arena: Arena, memory_node: int) -> None:
+        """See `MoverDevice`: page-locked in the background, a second for some GiB, the chunks on our node first.
+
+        Copies to and from a chunk that is not page-locked (yet, or for good where the system refuses) take a way around: see `pageable`.
         """
+        chunks = self._arena = LockedChunks(self.device, arena.bytes.ctypes.data, [chunk.size_bytes for chunk in arena.chunks])
+        order = sorted(range(len(arena.chunks)), key=lambda number: arena.chunks[number].node != memory_node)
 
-        def register() -> None:
+        def lock() -> None:
             try:
-                self._arena = HostRegistration.register(self.device, arena.bytes.ctypes.data, arena.bytes.nbytes)
+                chunks.lock(order)
             except CudaError as error:
-                print(f"mover: the arena is not page-locked, copies to it are slower: {error}", file=sys.stderr, flush=True)
-            finally:
-                self._arena_settled.set()
+                text = f"{chunks.locked_bytes} of {chunks.size_bytes} bytes of the arena are page-locked, copies to the others are slower: {error}"
+                print(f"mover: {text}", file=sys.stderr, flush=True)
 
-        threading.Thread(target=register, name="arena-register", daemon=True).start()
+        threading.Thread(target=lock, name="arena-lock", daemon=True).start()
+
+    def parts(self, payloads: Payloads, size_bytes: int) -> list[Part]:
+        """Payloads of `size_bytes` each, in groups whose copies are made together: all, unless they lie in several chunks of the arena. See `LockedChunks`."""
+        arena = self._arena
+        if arena is None or not arena.holds(payloads.buffer.ctypes.data):
+            return [(slice(None), True)]
+        return arena.parts(payloads.offsets, size_bytes)
 
     def enter_thread(self, path: str) -> None:
         """See `MoverDevice`."""
         self.device.make_current()
-        if path == "ddr":
-            # Whether a driver takes copies of memory that is page-locked in part is nowhere said.
-            self._arena_settled.wait()
 
     def scratch(self) -> Bytes:
         """SCRATCH_BYTES of page-locked memory of the calling thread's."""
-        bench: PinnedBench | None = getattr(self._local, "scratch", None)
+        bench: Bench | None = getattr(self._local, "scratch", None)
         if bench is None:
-            (bench,) = self._pinned(1, SCRATCH_BYTES)
-            self._local.scratch = bench
+            bench = self._local.scratch = self._make_scratch()
         return bench.bytes
 
     def kernels(self) -> "DeviceKernels":
@@ -302,6 +332,14 @@ class CudaDevice:
         if isinstance(self._kernels, CudaError):
             raise self._kernels
         return self._kernels
+
+    def _make_scratch(self) -> Bench:
+        try:
+            (bench,) = self._pinned(1, SCRATCH_BYTES)
+            return bench
+        except CudaError:
+            # Copies of memory that is never page-locked pass through buffers of the driver's: slower, and as right.
+            return map_private(SCRATCH_BYTES)
 
     def gds(self, slice_bytes: int) -> "tuple[Gds, DeviceKernels]":
         """cuFile and the kernels, set up at the first call. Raises GdsUnavailable, each time the same."""

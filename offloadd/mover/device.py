@@ -9,6 +9,7 @@ from offloadd.errors import InvalidRequest
 from offloadd.memory.mapping import MADV_HUGEPAGE, Bytes, Mapping, map_memories, map_private
 from offloadd.memory.memfd import validate_sealed
 from offloadd.memory.planes import plane_views
+from offloadd.memory.topology import UNKNOWN_NODE
 from offloadd.model.region import Layout, validate_layout
 from offloadd.mover.arena import Arena
 from offloadd.mover.messages import GpuFacts, Piece
@@ -67,6 +68,10 @@ class MoverDevice(Protocol):
     def facts(self) -> GpuFacts | None:
         """Of a GPU, for `Hello`."""
 
+    @property
+    def numa_node(self) -> int:
+        """The NUMA node that a GPU sits on, -1 if that is not known; -1 for the host."""
+
     def map_region(self, layout: Layout, memory_bytes: tuple[int, ...], fds: Sequence[int], pieces: Sequence[Piece]) -> MappedRegion:
         """Map memories, handed over by descriptor (which stay the caller's to close) or by CUDA IPC handle.
 
@@ -76,8 +81,8 @@ class MoverDevice(Protocol):
     def benches(self, path: str, volume: Volume | None, count: int, size_bytes: int) -> Sequence[Bench]:
         """For the threads of a lane that goes this way (to `volume`), with staging slots of `size_bytes`. Raises OSError; nothing is held then."""
 
-    def adopt_arena(self, arena: Arena) -> None:
-        """The arena was mapped: prepare it for this device's copies, in the background if that takes long."""
+    def adopt_arena(self, arena: Arena, memory_node: int) -> None:
+        """The arena was mapped: prepare it for this device's copies, in the background if that takes long; what lies on `memory_node` first."""
 
     def enter_thread(self, path: str) -> None:
         """The calling thread will serve a lane that goes this way; returns when it can."""
@@ -134,6 +139,7 @@ class HostDevice:
     paths: tuple[str, ...] = ("host", "ddr")
     uuid = ""
     facts: GpuFacts | None = None
+    numa_node = UNKNOWN_NODE
 
     def map_region(self, layout: Layout, memory_bytes: tuple[int, ...], fds: Sequence[int], pieces: Sequence[Piece]) -> HostRegion:
         """See `MoverDevice`. The memfds must be sealed against shrinking."""
@@ -155,7 +161,7 @@ class HostDevice:
         """See `MoverDevice`."""
         return make_all(count, lambda: map_private(size_bytes))
 
-    def adopt_arena(self, arena: Arena) -> None:
+    def adopt_arena(self, arena: Arena, memory_node: int) -> None:
         """See `MoverDevice`."""
 
     def enter_thread(self, path: str) -> None:

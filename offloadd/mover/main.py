@@ -43,6 +43,7 @@ from offloadd.mover.messages import (
     Unmapped,
     UnmapRegion,
 )
+from offloadd.mover.placement import UNPLACED, Placement, place_threads
 from offloadd.mover.tools import Memories
 from offloadd.mover.volume import adopt_volume
 from offloadd.transfer.checksum import choose_fastest
@@ -53,9 +54,10 @@ _PR_SET_PDEATHSIG = 1
 class Mover:
     """Handles control messages, one at a time, on the main thread."""
 
-    def __init__(self, channel: Channel[Control], device: MoverDevice, note: str = "") -> None:
+    def __init__(self, channel: Channel[Control], device: MoverDevice, note: str = "", placement: Placement = UNPLACED) -> None:
         self._channel = channel
         self._note = note
+        self._placement = placement
         self._queue = ControlQueue(channel.sock)
         self._memories = Memories(device, self._queue.settle)
         self._lanes: list[Lane] = []
@@ -64,8 +66,18 @@ class Mover:
 
     def serve(self) -> bool:
         """Handle messages until the front says Shutdown (True) or is gone (False)."""
-        device = self._memories.device
-        self._answer(Hello(pid=os.getpid(), paths=device.paths, uuid=device.uuid, note=self._note, gpu=device.facts))
+        device, placement = self._memories.device, self._placement
+        self._answer(
+            Hello(
+                pid=os.getpid(),
+                paths=device.paths,
+                uuid=device.uuid,
+                note=self._note,
+                gpu=device.facts,
+                memory_node=placement.memory_node,
+                placement=placement.text,
+            )
+        )
         while True:
             self._queue.wait()
             received = self._channel.receive()
@@ -122,8 +134,8 @@ class Mover:
             if self._memories.arena is not None or len(fds) != 1:
                 raise InvalidRequest(f"an arena is one memory, mapped once; {len(fds)} descriptors came")
             validate_sealed(fds[0], message.arena_bytes)
-            arena = map_arena(fds[0], message.arena_bytes, huge_pages=message.huge_pages)
-            self._memories.device.adopt_arena(arena)
+            arena = map_arena(fds[0], message.arena_bytes, huge_pages=message.huge_pages, slab_bytes=message.slab_bytes, parts=message.parts)
+            self._memories.device.adopt_arena(arena, self._placement.memory_node)
             self._memories.arena = arena
         except (InvalidRequest, OSError) as error:
             return NotMapped(region=0, error=str(error))
@@ -208,6 +220,7 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True, help="inherited control socket (SEQPACKET)")
     parser.add_argument("--device", default="host", metavar="host|cuda:N|GPU-UUID", help="the device that its regions lie in")
     parser.add_argument("--copies", choices=("auto", "engines", "kernels"), default="auto", help="what copies of a GPU go by; auto: as measured there")
+    parser.add_argument("--no-numa", dest="numa", action="store_false", help="do not bind threads to the CPUs near to the GPU")
     arguments = parser.parse_args()
     _die_with_parent()
     # Ctrl-C in a terminal reaches the whole process group; the front says when to stop.
@@ -222,7 +235,9 @@ def main() -> None:
     try:
         choose_fastest()
         device, note = _open_device(arguments.device, arguments.copies, tell)
-        clean = Mover(channel, device, note).serve()
+        # Before there is any thread or memory of ours. Those of the driver, which are there already, are bound, too.
+        placement = place_threads(device.numa_node) if arguments.numa and device.uuid else UNPLACED
+        clean = Mover(channel, device, note, placement).serve()
     except (BrokenPipeError, ConnectionResetError):
         clean = False
     except Exception:

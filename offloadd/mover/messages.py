@@ -10,6 +10,7 @@ import msgspec
 
 from offloadd.ipc.channel import MESSAGE_BYTES_MAX
 from offloadd.model.slots import BLOCK_DTYPE
+from offloadd.units import GIB
 
 #: Blocks in one job: its packed records must fit into one packet.
 JOB_BLOCKS_MAX = (MESSAGE_BYTES_MAX - 4096) // BLOCK_DTYPE.itemsize
@@ -87,11 +88,23 @@ class UnmapRegion(msgspec.Struct, frozen=True, tag=True):
     region: int
 
 
+class ArenaPart(msgspec.Struct, frozen=True, array_like=True):
+    """So many bytes of the arena, whole slabs, whose pages are to come from a NUMA node."""
+
+    node: int
+    size_bytes: int
+
+
 class MapArena(msgspec.Struct, frozen=True, tag=True):
-    """Map the arena (one descriptor). Answered by `Mapped` with region 0."""
+    """Map the arena (one descriptor). Answered by `Mapped` with region 0.
+
+    `parts`: all of it, in its order; empty where no node is to be preferred. No slot crosses a multiple of `slab_bytes`.
+    """
 
     arena_bytes: int
     huge_pages: bool
+    slab_bytes: int = GIB
+    parts: tuple[ArenaPart, ...] = ()
 
 
 class AddLane(msgspec.Struct, frozen=True, tag=True):
@@ -139,7 +152,8 @@ class GpuFacts(msgspec.Struct, frozen=True, array_like=True):
 class Hello(msgspec.Struct, frozen=True, tag=True):
     """First message of a mover: its process id and what it can do (path names; none if its device can't be used, and then `note` says why).
 
-    `uuid`: of its GPU, as nvidia-smi prints it; empty on the host. `gpu`: None on the host, and if the GPU can't be used.
+    `uuid`: of its GPU, as nvidia-smi prints it; empty on the host. `gpu`: None on the host, and if the GPU can't be used. `memory_node`: the NUMA node whose
+    memory is nearest to it, -1 if there is nothing to choose; `placement`: where its threads run, or why they are not bound; empty if they need not be.
     """
 
     pid: int
@@ -147,6 +161,8 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     uuid: str = ""
     note: str = ""
     gpu: GpuFacts | None = None
+    memory_node: int = -1
+    placement: str = ""
 
 
 class Mapped(msgspec.Struct, frozen=True, tag=True):

@@ -59,6 +59,9 @@ class Observer(Protocol):
     def blocks(self, operation: str, outcome: str, tier: Tier, count: int) -> None:
         """So many blocks of a request had this outcome."""
 
+    def remote_blocks(self, operation: str, count: int) -> None:
+        """So many blocks of a request passed between a GPU and a part of the arena on another NUMA node than the nearest."""
+
 
 @dataclass(slots=True)
 class Active:
@@ -294,6 +297,12 @@ class Core:
     def arena_offsets(self, slabs: npt.NDArray[Any], slots: npt.NDArray[Any], slot_bytes: int) -> npt.NDArray[np.uint64]:
         """Byte offsets of arena slots."""
         return np.asarray(slabs.astype(np.uint64) * np.uint64(self.arena_slab_bytes) + slots.astype(np.uint64) * np.uint64(slot_bytes))
+
+    def count_remote(self, operation: str, device: Device, slabs: npt.NDArray[Any]) -> None:
+        """Count those of a request's arena slots that are not near to its device."""
+        arena = self.catalog.arena
+        if arena is not None and arena.nodes and (count := arena.remote_count(slabs, device.memory_node)):
+            self.observer.remote_blocks(operation, count)
 
     def volume_blocks(self, blocks: npt.NDArray[Any], volume: VolumeLink, slabs: npt.NDArray[Any], slots: npt.NDArray[Any]) -> None:
         """Fill the fields that name a slot of a volume: place, nonce, generation is the caller's."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from offloadd.catalog.pool import ANY_NODE
 from offloadd.errors import InvalidRequest, PathUnavailable
 from offloadd.model.enums import Path
 from offloadd.offload.lanes import Lane
@@ -34,6 +35,12 @@ class Device:
         """Of a GPU, once its mover has told it; else empty."""
         hello = self.mover.hello
         return hello.uuid if hello is not None else ""
+
+    @property
+    def memory_node(self) -> int:
+        """The NUMA node whose memory is nearest to it; ANY_NODE while that is not known, and where there is nothing to choose."""
+        hello = self.mover.hello
+        return hello.memory_node if hello is not None else ANY_NODE
 
     @property
     def is_gpu(self) -> bool:

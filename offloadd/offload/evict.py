@@ -172,7 +172,8 @@ class Evictor:
         slot_bytes = align_up(region.payload_bytes, SECTOR_BYTES)
         while True:
             share, later = missing[:RESERVE_BLOCKS], missing[RESERVE_BLOCKS:]
-            reservation = core.catalog.reserve_arena(slot_bytes, share.shape[0])
+            reservation = core.catalog.reserve_arena(slot_bytes, share.shape[0], region.device.memory_node)
+            core.count_remote("evict", region.device, reservation.slabs)
             left = self._part(batch, region, share, -1, reservation, parts)
             if left.shape[0] or not later.shape[0]:
                 return np.concatenate((left, later)), _SHORTAGE_REASONS[reservation.shortage]

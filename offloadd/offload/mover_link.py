@@ -33,6 +33,7 @@ from offloadd.mover.messages import (
     Unmapped,
     UnmapRegion,
 )
+from offloadd.offload.arena import ArenaMemory
 from offloadd.offload.lanes import Lane
 from offloadd.offload.processes import WorkerProcess
 
@@ -60,15 +61,6 @@ class Mapping:
 
 
 @dataclass(frozen=True, slots=True)
-class ArenaMapping:
-    """The arena's memory."""
-
-    fd: int
-    arena_bytes: int
-    huge_pages: bool
-
-
-@dataclass(frozen=True, slots=True)
 class LaneSpec:
     """A lane and what its threads need: `fds` are the volume's data and synced descriptors, none for the arena."""
 
@@ -86,13 +78,14 @@ class LaneSpec:
 class MoverLink:
     """One mover process, kept alive. Event-loop owned."""
 
-    def __init__(self, *, device: str, module: str, environment: dict[str, str], refuse: Callable[[str], str], copies: str = "") -> None:
-        """`device`: "host", or a GPU as the mover is to find it, and then `copies`: what its copies go by. `refuse(uuid)`: why there may not be a mover of the
-        GPU with this UUID; empty if there may."""
+    def __init__(self, *, device: str, module: str, environment: dict[str, str], refuse: Callable[[str], str], copies: str = "", numa: bool = True) -> None:
+        """`device`: "host", or a GPU as the mover is to find it, and then `copies`: what its copies go by, and `numa`: whether the mover is to run near to its
+        GPU. `refuse(uuid)`: why there may not be a mover of the GPU with this UUID; empty if there may."""
         self.device = device
         #: Whether the device has been given up: there is no process, and there will be none.
         self.given_up = False
         self._refuse = refuse
+        self._numa = numa
         self._retry: asyncio.TimerHandle | None = None
         self._retry_pause_s = RETRY_PAUSE_S
         #: What the mover said of its device; None before it has.
@@ -105,9 +98,9 @@ class MoverLink:
             on_message=self._on_message,
             on_lost=self._on_lost,
             environment=environment,
-            arguments=_arguments(device, copies),
+            arguments=_arguments(device, copies, numa=numa),
         )
-        self._arena: ArenaMapping | None = None
+        self._arena: ArenaMemory | None = None
         self._mappings: dict[int, Mapping] = {}
         self._lanes: dict[int, LaneSpec] = {}
         self._mapping: dict[int, asyncio.Future[None]] = {}
@@ -118,7 +111,7 @@ class MoverLink:
         self._settled: set[int] = set()
         self._settled_changed = asyncio.Event()
 
-    def start(self, arena: ArenaMapping | None) -> None:
+    def start(self, arena: ArenaMemory | None) -> None:
         """Spawn the process."""
         self._arena = arena
         self.process.start()
@@ -226,8 +219,9 @@ class MoverLink:
     # -- the process -----------------------------------------------------------------------------------------------------------------
 
     def _tell(self) -> None:
-        if self._arena is not None:
-            self.process.send(MapArena(arena_bytes=self._arena.arena_bytes, huge_pages=self._arena.huge_pages), (self._arena.fd,))
+        if (arena := self._arena) is not None:
+            message = MapArena(arena_bytes=arena.arena_bytes, huge_pages=arena.huge_pages, slab_bytes=arena.slab_bytes, parts=arena.parts)
+            self.process.send(message, (arena.fd,))
         for mapping in self._mappings.values():
             self._send_mapping(mapping)
         for spec in self._lanes.values():
@@ -257,7 +251,7 @@ class MoverLink:
                 )
             case KernelsFailed():
                 log.warning("kernels failed; later movers go by the copy engines", device=self.device, error=message.why)
-                self.process.arguments = _arguments(self.device, "engines")
+                self.process.arguments = _arguments(self.device, "engines", numa=self._numa)
 
     @property
     def _note(self) -> str:
@@ -275,7 +269,8 @@ class MoverLink:
             self._retry_pause_s = min(2 * self._retry_pause_s, RETRY_PAUSE_MAX_S)
         else:
             self._retry_pause_s = RETRY_PAUSE_S
-            log.info("mover is up", device=self.device, uuid=hello.uuid, pid=hello.pid, paths=list(hello.paths))
+            placement = {"placement": hello.placement} if hello.placement else {}
+            log.info("mover is up", device=self.device, uuid=hello.uuid, pid=hello.pid, paths=list(hello.paths), **placement)
 
     def _give_up(self, why: str) -> None:
         """Serve the device no more: its process ends, and with it what it holds of the GPU."""
@@ -314,8 +309,8 @@ class MoverLink:
             _resolve(future, Unavailable(f"the mover of device {self.device} died while it mapped the region; repeat"))
 
 
-def _arguments(device: str, copies: str) -> tuple[str, ...]:
-    return "--device", device, *(("--copies", copies) if copies else ())
+def _arguments(device: str, copies: str, *, numa: bool) -> tuple[str, ...]:
+    return "--device", device, *(("--copies", copies) if copies else ()), *(() if numa else ("--no-numa",))
 
 
 def _told(move: ChosenMove) -> str:

@@ -234,6 +234,7 @@ class Restorer:
                 slot_bytes = align_up(region.payload_bytes, SECTOR_BYTES)
                 blocks["arena_offset"] = core.arena_offsets(slabs, slots, slot_bytes)
                 blocks["checksum"] = sources.checksum[index]
+                core.count_remote("restore", device, slabs)
                 lane, operation = device.arena_lane, Operation.ARENA_RESTORE
             else:
                 core.fill_sources(blocks, volume, slabs, slots, region.namespace.number)

@@ -13,17 +13,17 @@ from offloadd import clock
 from offloadd.catalog.catalog import Catalog
 from offloadd.catalog.warm_up import warm_up
 from offloadd.errors import InvalidRequest, OffloaddError, Unavailable, UnknownRegion
-from offloadd.memory.memfd import HUGE_PAGE_BYTES, create_sealed
 from offloadd.model.enums import Path, Reason, Tier
 from offloadd.model.namespace import Namespace
 from offloadd.model.region import Layout
+from offloadd.offload.arena import ArenaMemory, make_arena
 from offloadd.offload.core import Core, Observer
 from offloadd.offload.devices import HOST, Device
 from offloadd.offload.events import Events
 from offloadd.offload.evict import Evictor
 from offloadd.offload.lanes import Lane
 from offloadd.offload.lookup import Lookups
-from offloadd.offload.mover_link import ArenaMapping, LaneSpec, MoverLink
+from offloadd.offload.mover_link import LaneSpec, MoverLink
 from offloadd.offload.namespaces import NamespaceEntry, Namespaces
 from offloadd.offload.regions import Memories, Region, Regions, namespace_fields
 from offloadd.offload.restore import Restorer
@@ -73,6 +73,9 @@ class OffloadSettings:
     gpus: tuple[str, ...] = ()
     #: What their copies go by: "auto", "engines" or "kernels".
     gpu_copies: str = "auto"
+    #: Whether movers run near to their GPUs, and the nodes (number, bytes of memory) over which the arena is spread.
+    numa: bool = True
+    numa_nodes: tuple[tuple[int, int], ...] = ()
     mover_module: str = "offloadd.mover.main"
     verify: bool = True
 
@@ -86,15 +89,6 @@ class WayNote:
     path: Path
     available: bool
     note: str
-
-
-@dataclass(slots=True)
-class ArenaMemory:
-    """The arena's memfd."""
-
-    fd: int
-    arena_bytes: int
-    pages: str
 
 
 @dataclass(slots=True)
@@ -156,6 +150,7 @@ class Offload:
             # glibc copies through the cache up to three quarters of the last-level cache; staging copies are better off streaming: 5.7 → 8.9 GB/s.
             environment={"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x40000", "OMP_NUM_THREADS": "1"},
             refuse=lambda uuid: self.core.devices[device].refuse_twin(self.core.devices.values(), uuid),
+            numa=self.settings.numa,
         )
 
     # -- life ------------------------------------------------------------------------------------------------------------------------
@@ -208,22 +203,16 @@ class Offload:
     def _recovered_keep_until_s(self) -> float:
         return (self.ready_s or clock.monotonic_s()) + self.settings.keep_grace_s
 
-    def _make_arena(self) -> ArenaMapping | None:
+    def _make_arena(self) -> ArenaMemory | None:
         settings = self.settings
         if settings.arena_bytes == 0:
             return None
-        fd = create_sealed("offloadd-arena", settings.arena_bytes, huge=settings.arena_huge_pages != "never")
-        reserved = os.fstatvfs(fd).f_bsize == HUGE_PAGE_BYTES
-        if settings.arena_huge_pages == "require" and not reserved:
-            os.close(fd)
-            raise Unavailable(
-                f'arena: {settings.arena_bytes} bytes of reserved 2 MiB pages are not free (vm.nr_hugepages); arena.huge_pages = "auto" does without'
-            )
-        pages = "reserved 2 MiB pages" if reserved else "ordinary pages" + (", huge ones advised" if settings.arena_huge_pages == "auto" else "")
-        self.arena = ArenaMemory(fd=fd, arena_bytes=settings.arena_bytes, pages=pages)
         slab_bytes = settings.arena_slab_bytes
-        self.core.catalog.add_arena(slab_count=settings.arena_bytes // slab_bytes, slot_count_for=lambda slot_bytes: slab_bytes // slot_bytes)
-        return ArenaMapping(fd=fd, arena_bytes=settings.arena_bytes, huge_pages=settings.arena_huge_pages != "never")
+        arena = self.arena = make_arena(settings.arena_bytes, slab_bytes, huge_pages=settings.arena_huge_pages, nodes=settings.numa_nodes)
+        self.core.catalog.add_arena(
+            slab_count=settings.arena_bytes // slab_bytes, slot_count_for=lambda slot_bytes: slab_bytes // slot_bytes, nodes=arena.slab_nodes
+        )
+        return arena
 
     def _lane(self, number: int, name: str, tier: Tier, path: Path) -> Lane:
         settings = self.settings

@@ -34,6 +34,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             *(device.mover.process for device in core.devices.values() if not device.mover.given_up),
             *(volume.process for volume in core.volumes),
         ]
+        placements = {device.mover.process.name: device.mover.hello.placement for device in core.devices.values() if device.mover.hello is not None}
         return pb.StatusResponse(
             version=__version__,
             pid=os.getpid(),
@@ -42,7 +43,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             sessions=[self._session_status(session) for session in offload.sessions.sessions],
             arena=self._arena_status(),
             volumes=[volume_status(volume) for volume in core.volumes],
-            workers=[pb.WorkerStatus(name=worker.name, pid=worker.pid, restart_count=worker.restart_count) for worker in workers],
+            workers=[
+                pb.WorkerStatus(name=worker.name, pid=worker.pid, restart_count=worker.restart_count, placement=placements.get(worker.name, ""))
+                for worker in workers
+            ],
             block_count=core.catalog.block_count,
             block_count_max=core.catalog.index.capacity,
             held_count=core.catalog.holds.held_count,
@@ -68,7 +72,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         arena, pool = self._offload.arena, self._offload.core.catalog.arena
         if arena is None or pool is None:
             return pb.ArenaStatus()
-        return pb.ArenaStatus(arena_bytes=arena.arena_bytes, used_bytes=pool.used_bytes, block_count=pool.used_slots, pages=arena.pages)
+        nodes = [
+            pb.ArenaNodeStatus(node=node, arena_bytes=slab_count * arena.slab_bytes, used_bytes=used_bytes)
+            for node, slab_count, used_bytes in pool.bytes_by_node()
+        ]
+        return pb.ArenaStatus(arena_bytes=arena.arena_bytes, used_bytes=pool.used_bytes, block_count=pool.used_slots, pages=arena.pages, nodes=nodes)
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """See the protocol."""

@@ -42,27 +42,41 @@ class SessionStatus(_message.Message):
     request_count: int
     def __init__(self, name: _Optional[str] = ..., instance: _Optional[str] = ..., tenant: _Optional[str] = ..., pid: _Optional[int] = ..., region_count: _Optional[int] = ..., mapped_bytes: _Optional[int] = ..., request_count: _Optional[int] = ...) -> None: ...
 
+class ArenaNodeStatus(_message.Message):
+    __slots__ = ("node", "arena_bytes", "used_bytes")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    node: int
+    arena_bytes: int
+    used_bytes: int
+    def __init__(self, node: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ...) -> None: ...
+
 class ArenaStatus(_message.Message):
-    __slots__ = ("arena_bytes", "used_bytes", "block_count", "pages")
+    __slots__ = ("arena_bytes", "used_bytes", "block_count", "pages", "nodes")
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
     arena_bytes: int
     used_bytes: int
     block_count: int
     pages: str
-    def __init__(self, arena_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., pages: _Optional[str] = ...) -> None: ...
+    nodes: _containers.RepeatedCompositeFieldContainer[ArenaNodeStatus]
+    def __init__(self, arena_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., pages: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[ArenaNodeStatus, _Mapping]]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("name", "pid", "restart_count")
+    __slots__ = ("name", "pid", "restart_count", "placement")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     RESTART_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     name: str
     pid: int
     restart_count: int
-    def __init__(self, name: _Optional[str] = ..., pid: _Optional[int] = ..., restart_count: _Optional[int] = ...) -> None: ...
+    placement: str
+    def __init__(self, name: _Optional[str] = ..., pid: _Optional[int] = ..., restart_count: _Optional[int] = ..., placement: _Optional[str] = ...) -> None: ...
 
 class GpuStatus(_message.Message):
     __slots__ = ("device", "uuid", "name", "pci_bus_id", "compute_mode", "uses_mps", "context_bytes", "note")

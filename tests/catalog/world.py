@@ -39,6 +39,8 @@ class World:
 
     capacity: int = 200
     arena_slabs: int = 0
+    #: The node of each slab of an arena that lies on several; instead of `arena_slabs`.
+    arena_nodes: tuple[int, ...] = ()
     volume_slabs: tuple[int, ...] = (2,)
     open_slabs_max: int = 8
     slab_bytes: int = SLAB_BYTES
@@ -48,8 +50,8 @@ class World:
 
     def __post_init__(self) -> None:
         self.catalog = Catalog(capacity=self.capacity, on_event=self._on_event)
-        if self.arena_slabs:
-            self.catalog.add_arena(slab_count=self.arena_slabs, slot_count_for=self.slot_count)
+        if slab_count := len(self.arena_nodes) or self.arena_slabs:
+            self.catalog.add_arena(slab_count=slab_count, slot_count_for=self.slot_count, nodes=self.arena_nodes)
         for slab_count in self.volume_slabs:
             self.catalog.add_volume(slab_count=slab_count, slot_count_for=self.slot_count, open_slabs_max=self.open_slabs_max)
 

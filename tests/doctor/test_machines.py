@@ -79,9 +79,24 @@ def test_gpus_of_another_node_than_the_nic_are_named_with_their_distance(tree: T
     assert finding.level is Level.WARN
     assert "1 of 2 GPUs are on other nodes (distance 21)" in finding.cause
     assert [found.cause for found in tree.machine()["numa"]] == [
+        "the arena lies on nodes 0-1",
         "node 0: GPU 0000:40:00.0, mlx5_0; distance 21 to node 1",
         "node 1: GPU 0000:41:00.0; distance 21 to node 0",
     ]
+
+
+def test_what_the_daemon_makes_of_numa_nodes_is_told(tree: Tree) -> None:
+    tree.nodes("10 21 30", "21 10 30", "30 30 10")
+    tree.nvidia(gpus=(-1,))
+    tree.file("/sys/devices/system/node/node2/cpulist", "")
+    arena, gpu = tree.machine()["numa"]
+    assert (arena.level, arena.cause) == (Level.OK, "the arena lies on nodes 0-1; nodes 2 have no CPUs or no memory")
+    assert gpu.level is Level.WARN and "not bound to one" in gpu.cause
+    assert tree.machine(numa=False)["numa"][0].cause.startswith("mover.numa is off")
+    assert len(tree.machine(arena_bytes=0)["numa"]) == 1
+    tree.file("/proc/self/status", "CapEff:\t0000000000000000\nSeccomp:\t0\nMems_allowed_list:\t1")
+    finding = tree.machine()["numa"][0]
+    assert (finding.level, finding.cause) == (Level.WARN, "the arena lies on nodes 1; the control group allows no memory of 0,2")
 
 
 def test_transfers_that_nvidia_fs_failed_at_are_counted(tree: Tree) -> None:

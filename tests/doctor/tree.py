@@ -77,6 +77,8 @@ class Tree:
     def nodes(self, *distances: str) -> None:
         for node, row in enumerate(distances):
             self.file(f"/sys/devices/system/node/node{node}/distance", row)
+            self.file(f"/sys/devices/system/node/node{node}/cpulist", f"{4 * node}-{4 * node + 3}")
+            self.file(f"/sys/devices/system/node/node{node}/meminfo", f"Node {node} MemTotal:       8388608 kB")
 
     def mount(self, *lines: str) -> None:
         self._mounts += lines

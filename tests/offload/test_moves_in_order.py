@@ -42,9 +42,14 @@ class Quiet:
 
     def blocks(self, operation: str, outcome: str, tier: Tier, count: int) -> None: ...
 
+    def remote_blocks(self, operation: str, count: int) -> None: ...
+
 
 class Mover:
     """Fences at once: nothing here copies."""
+
+    #: It has said nothing of itself.
+    hello = None
 
     def __init__(self) -> None:
         self.fenced: list[int] = []

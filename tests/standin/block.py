@@ -47,6 +47,7 @@ class Counters:
     host_to_host_bytes: int
     batches: int
     kernels: int
+    pageable_copies: int
     context_synchronizes: int
     implicit_synchronizes: int
     freed_while_registered: int

@@ -19,7 +19,7 @@ enum standin_action { STANDIN_FAIL = 0, STANDIN_SHORT = 1, STANDIN_DELAY = 2, ST
 /* Counters only rise; gauges, whose names end in _now, fall again. Both are 64-bit words of a process record, in this order. */
 #define STANDIN_COUNTERS(X)                                                                                                                            \
     X(host_to_device_copies) X(host_to_device_bytes) X(device_to_host_copies) X(device_to_host_bytes) X(device_to_device_copies)                     \
-    X(device_to_device_bytes) X(host_to_host_copies) X(host_to_host_bytes) X(batches) X(kernels) X(context_synchronizes) X(implicit_synchronizes)   \
+    X(device_to_device_bytes) X(host_to_host_copies) X(host_to_host_bytes) X(batches) X(kernels) X(pageable_copies) X(context_synchronizes) X(implicit_synchronizes)   \
     X(freed_while_registered) X(work_queued) X(work_done) X(contexts_now) X(streams_now) X(events_now) X(event_handles_open_now)                     \
     X(allocations_now) X(allocated_bytes_now) X(memory_handles_open_now) X(allocation_handles_now) X(reservations_now) X(mappings_now)               \
     X(host_allocations_now) X(host_registrations_now) X(host_registered_bytes_now) X(cufile_handles_now) X(cufile_buffers_now)                       \

@@ -80,6 +80,7 @@ static CUresult copy_rows(struct side target, struct side source, size_t width, 
     struct copy *copy = make_copy(1);
     copy->pieces[0] = (struct copy_piece){target.place.host, source.place.host, width, height, target.pitch, source.pitch, 0, 0, 0};
     direct(&copy->pieces[0], target.place.on_device, source.place.on_device);
+    if (target.place.kind == NOWHERE || source.place.kind == NOWHERE) standin_count(COUNT_pageable_copies, 1);
     if (source.place.kind == NOWHERE && target.place.on_device) take_snapshot(&copy->pieces[0]);
     CUresult result = standin_enqueue(stream, &copy->work);
     bool within_device = target.place.on_device && source.place.on_device, within_host = !target.place.on_device && !source.place.on_device;
@@ -186,6 +187,7 @@ static CUresult copy_batch(const CUdeviceptr *targets, const CUdeviceptr *source
         }
         copy->pieces[i] = (struct copy_piece){target.host, source.host, sizes[i], 1, 0, 0, 0, 0, 0};
         direct(&copy->pieces[i], target.on_device, source.on_device);
+        if (target.kind == NOWHERE || source.kind == NOWHERE) standin_count(COUNT_pageable_copies, 1);
         /* Any other order than the stream's lets the driver read the source right now; that it does so shows who needed the stream's. */
         if (attributes[group].srcAccessOrder != CU_MEMCPY_SRC_ACCESS_ORDER_STREAM || source.kind == NOWHERE) take_snapshot(&copy->pieces[i]);
         wait |= target.kind == NOWHERE;

@@ -46,8 +46,8 @@ EXPORT bool standin_find(CUdeviceptr address, size_t bytes, struct standin_place
                                         memory->bytes};
         CUdeviceptr end = memory->base + memory->bytes;
         fits = memory->accessible;
-        while (fits && address + bytes > end) { /* neighbouring chunks of one reservation are one range, neighbouring registrations too */
-            struct memory *next = memory->kind == MAPPED_CHUNK || memory->kind == HOST_REGISTERED ? memory_find(end) : 0;
+        while (fits && address + bytes > end) { /* neighbouring chunks of one reservation are one range; neighbouring registrations may not be one */
+            struct memory *next = memory->kind == MAPPED_CHUNK ? memory_find(end) : 0;
             fits = next && next->kind == memory->kind && next->accessible && next->host == memory->host + memory->bytes;
             if (fits) end = next->base + next->bytes, memory = next;
         }

@@ -36,6 +36,8 @@ class DaemonProcess:
     gpus: tuple[str, ...] = ()
     #: Not measured unless asked for: tests count what a mover does, and hold it.
     gpu_copies: str = "engines"
+    #: Arguments of the interpreter; the configuration's path comes after them.
+    command: tuple[str, ...] = ("-m", "offloadd", "serve", "--config")
     environment: dict[str, str] | None = None
     process: subprocess.Popen[bytes] | None = None
 
@@ -65,7 +67,7 @@ class DaemonProcess:
     def start(self) -> None:
         self.write_config()
         with self.log.open("ab") as log:
-            command = [sys.executable, "-m", "offloadd", "serve", "--config", str(self.config)]
+            command = [sys.executable, *self.command, str(self.config)]
             if self.file_bytes_max:
                 limit = (
                     f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({self.file_bytes_max},) * 2); os.execv(sys.executable, sys.argv[1:])"

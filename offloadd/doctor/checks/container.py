@@ -8,6 +8,7 @@ from offloadd.doctor.finding import Finding, fail, not_applicable, ok, warn
 from offloadd.doctor.mounts import mount_of
 from offloadd.doctor.subject import Machine
 from offloadd.doctor.system import System
+from offloadd.memory.topology import read_topology
 from offloadd.units import MIB, format_bytes
 
 #: linux/capability.h
@@ -60,13 +61,14 @@ def check_shm(system: System, machine: Machine) -> Iterator[Finding]:
 
 
 def check_seccomp(system: System, machine: Machine) -> Iterator[Finding]:
-    """Container runtimes' filters refuse NUMA binding unless CAP_SYS_NICE is given."""
-    nodes = len([name for name in system.names("/sys/devices/system/node") if name.startswith("node") and name[4:].isdigit()])
+    """Container runtimes' filters refuse to place memory on NUMA nodes unless CAP_SYS_NICE is given. Threads may be bound all the same."""
+    nodes = len(read_topology(system.root).nodes)
     if system.status("Seccomp") in ("", "0"):
         yield ok("no system call filter on this process")
     elif system.in_container() and nodes > 1 and not system.has_capability(CAP_SYS_NICE):
         yield warn(
-            f"a system call filter without CAP_SYS_NICE, {nodes} NUMA nodes: memory can't be bound to the GPU's node", "docker run --cap-add SYS_NICE ..."
+            f"a system call filter without CAP_SYS_NICE, {nodes} NUMA nodes: the arena can't be spread over them, and lies where it is touched first",
+            "docker run --cap-add SYS_NICE ...",
         )
     else:
         yield ok("a system call filter is on; nothing that offloadd calls is known to be refused")

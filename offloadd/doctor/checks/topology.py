@@ -8,15 +8,21 @@ from offloadd.doctor.checks.gpu import NO_GPU
 from offloadd.doctor.finding import Finding, not_applicable, ok, warn
 from offloadd.doctor.subject import Machine
 from offloadd.doctor.system import System
+from offloadd.memory.topology import Topology, format_list, read_topology
 
 
 def check_numa(system: System, machine: Machine) -> Iterator[Finding]:
     """GPUs, RDMA NICs and NVMe drives by NUMA node, and how far the nodes are apart."""
-    nodes = sorted(int(name[4:]) for name in system.names("/sys/devices/system/node") if name.startswith("node") and name[4:].isdigit())
+    topology = read_topology(system.root)
+    nodes = [node.number for node in topology.nodes]
     devices = [*pci.nvidia_gpus(system), *pci.rdma_nics(system), *pci.nvme_drives(system)]
     if len(nodes) < 2:
         yield ok("one node")
         return
+    if not machine.settings.numa:
+        yield ok("mover.numa is off: GPUs' movers run anywhere, and the arena lies where it is touched first")
+    elif machine.settings.arena_bytes:
+        yield _arena(topology)
     if not devices:
         yield not_applicable(f"{len(nodes)} nodes, but no GPU, RDMA NIC or NVMe drive on the bus")
         return
@@ -26,10 +32,26 @@ def check_numa(system: System, machine: Machine) -> Iterator[Finding]:
     for node, names in sorted(by_node.items()):
         listed = ", ".join(names)
         if node < 0:
-            yield warn(f"the firmware does not tell the node of {listed}", "set the NUMA or SRAT option of the firmware")
+            yield warn(
+                f"the firmware does not tell the node of {listed}: movers of GPUs there are not bound to one", "set the NUMA or SRAT option of the firmware"
+            )
             continue
         far = [f"{distance} to node {other}" for other in nodes if other != node and (distance := pci.numa_distance(system, node, other)) is not None]
         yield ok(f"node {node}: {listed}; distance {', '.join(far) or 'unknown'}")
+
+
+def _arena(topology: Topology) -> Finding:
+    """Over which nodes the arena is spread."""
+    used = [node.number for node in topology.tier_nodes]
+    left = [node for node in topology.nodes if node.number not in used]
+    listed = format_list(used) or "none"
+    if any(node.cpus and node.memory_bytes for node in left):
+        others = format_list(node.number for node in left)
+        return warn(
+            f"the arena lies on nodes {listed}; the control group allows no memory of {others}", "docker run --cpuset-mems ...   # systemd: AllowedMemoryNodes="
+        )
+    reason = f"; nodes {format_list(node.number for node in left)} have no CPUs or no memory" if left else ""
+    return ok(f"the arena lies on nodes {listed}{reason}")
 
 
 def check_iommu(system: System, machine: Machine) -> Iterator[Finding]:

@@ -57,12 +57,12 @@ def test_no_gpu_is_told(tmp_path: Path) -> None:
 
 
 def test_the_numa_node_is_that_of_the_pci_device(tmp_path: Path) -> None:
-    folder = tmp_path / "bus/pci/devices/0000:11:00.0"
+    folder = tmp_path / "sys/bus/pci/devices/0000:11:00.0"
     folder.mkdir(parents=True)
     (folder / "numa_node").write_text("3\n")
     nodes = []
     for selector in ("cuda:1", "cuda:0"):
-        device = Device.open(selector, sys=tmp_path)
+        device = Device.open(selector, root=tmp_path)
         nodes.append(device.numa_node)
         device.close()
     assert nodes == [3, -1]
