@@ -19,6 +19,7 @@ from offloadd.client.values import (
     RestoreResult,
     ShardName,
     StageTimes,
+    VolumeRates,
 )
 from offloadd.model.enums import AckLevel, EvictStatus, Path, Priority, Reason, RestoreStatus, Tier
 from offloadd.model.namespace import Namespace, Shard
@@ -54,5 +55,6 @@ __all__ = [
     "ShardName",
     "StageTimes",
     "Tier",
+    "VolumeRates",
     "runtime_dir_default",
 ]

@@ -213,6 +213,13 @@ class GpuConfig(_Section):
         default_factory=gpus_present, max_length=64, description='GPUs by UUID or as "cuda:N". Default: those that the driver shows.'
     )
 
+    measure_interval_s: Seconds = Field(
+        default=600.0,
+        ge=0,
+        le=7 * 86400,
+        description="Time between two measurements of the paths to each volume, by which AUTO chooses; 0: only when they are opened.",
+    )
+
     @model_validator(mode="after")
     def _devices_differ(self) -> Self:
         if len(set(self.devices)) != len(self.devices):

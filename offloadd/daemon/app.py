@@ -48,6 +48,7 @@ def settings_of(config: Config) -> OffloadSettings:
             for volume in config.volume
         ),
         gpus=config.gpu.devices,
+        measure_interval_s=config.gpu.measure_interval_s,
         lane_threads=mover.lane_threads,
         staging_slot_bytes=mover.staging_slot_bytes,
         verify_target=mover.verify_target,
@@ -98,7 +99,7 @@ class Daemon:
         settings = settings or settings_of(config)
         self._directory = RuntimeDirectory(config.daemon.runtime_dir)
         workers = ["mover host", *(f"keeper {volume.path}" for volume in settings.volumes)]
-        self.metrics = Metrics(volumes=[volume.path for volume in settings.volumes], workers=workers)
+        self.metrics = Metrics(volumes=[volume.path for volume in settings.volumes], workers=workers, devices=settings.gpus)
         self.metrics.show_limits({name: float(value) for name, value in config.limits.model_dump().items()})
         self.offload = Offload(settings, MetricsObserver(self.metrics))
         self.stopping = asyncio.Event()

@@ -5,6 +5,7 @@ from typing import Any
 from offloadd.metrics.registry import Metrics, label
 from offloadd.model.enums import Tier
 from offloadd.offload.answers import Answer
+from offloadd.offload.bandwidth import Direction, SizeClass
 from offloadd.offload.service import Offload
 
 
@@ -47,3 +48,10 @@ def refresh_gauges(metrics: Metrics, offload: Offload) -> None:
         if volume.opened is not None:
             metrics.volume_used_bytes.labels(volume=volume.options.path).set(volume.pool.used_bytes)
             metrics.volume_blocks.labels(volume=volume.options.path).set(volume.pool.used_slots)
+    for one in offload.volume_ways():
+        for direction in Direction:
+            for size in SizeClass:
+                labels = {"device": one.way.device, "volume": one.volume, "path": label(one.way.path), "operation": direction.value, "size": label(size)}
+                metrics.way_bytes_per_second.labels(**labels).set(core.bandwidths.rate_of(one.way, direction, size))
+                taken = core.bandwidths.choice_of(one.way.device, one.way.volume, direction, size) == one.way.path
+                metrics.way_auto.labels(**labels).set(int(taken))

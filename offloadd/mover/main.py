@@ -43,6 +43,7 @@ from offloadd.mover.messages import (
 )
 from offloadd.mover.tools import Memories
 from offloadd.mover.volume import adopt_volume
+from offloadd.tiers.scratch import Scratch
 
 _PR_SET_PDEATHSIG = 1
 
@@ -141,6 +142,7 @@ class Mover:
                 slab_bytes=message.slab_bytes,
                 data_offset=message.data_offset,
                 thread_count=message.thread_count,
+                scratch=Scratch(message.scratch_offset, message.scratch_bytes),
             )
         lane = Lane(
             message.lane,

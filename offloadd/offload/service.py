@@ -17,20 +17,25 @@ from offloadd.memory.memfd import HUGE_PAGE_BYTES, create_sealed
 from offloadd.model.enums import Path, Reason, Tier
 from offloadd.model.namespace import Namespace
 from offloadd.model.region import Layout
+from offloadd.mover.messages import Operation
+from offloadd.offload.bandwidth import REQUEST_WEIGHT, Bandwidths, Choice, Direction, Way
 from offloadd.offload.core import Core, Observer
 from offloadd.offload.devices import HOST, Device
 from offloadd.offload.events import Events
 from offloadd.offload.evict import Evictor
 from offloadd.offload.lanes import Lane
 from offloadd.offload.lookup import Lookups
+from offloadd.offload.measure import Measurer
 from offloadd.offload.mover_link import ArenaMapping, LaneSpec, MoverLink
 from offloadd.offload.namespaces import NamespaceEntry, Namespaces
 from offloadd.offload.regions import Memories, Region, Regions, namespace_fields
 from offloadd.offload.restore import Restorer
 from offloadd.offload.sessions import Session, SessionTable
 from offloadd.offload.spill import Spiller
+from offloadd.offload.traffic import Run, Traffic
 from offloadd.offload.volume_link import VolumeLink, VolumeOptions
 from offloadd.scheduler.lane_queue import LaneQueue
+from offloadd.tiers.scratch import NO_SCRATCH, Scratch
 
 log = structlog.get_logger()
 
@@ -69,10 +74,22 @@ class OffloadSettings:
     requests_max: int
     requests_per_session_max: int
     keep_grace_s: float
+    #: Between two measurements of a way; 0: only when it is opened.
+    measure_interval_s: float = 0.0
     #: GPUs, each `cuda:N` or a UUID.
     gpus: tuple[str, ...] = ()
     mover_module: str = "offloadd.mover.main"
     verify: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeWay:
+    """A way of a GPU to one volume. `note`: why it is not served, or what a measurement did not go well by."""
+
+    way: Way
+    volume: str
+    available: bool
+    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +101,8 @@ class WayNote:
     path: Path
     available: bool
     note: str
+    #: Of a GPU's way to volumes.
+    volumes: tuple[VolumeWay, ...] = ()
 
 
 @dataclass(slots=True)
@@ -108,6 +127,7 @@ class Offload:
     restorer: Restorer = field(init=False)
     lookups: Lookups = field(init=False)
     spiller: Spiller = field(init=False)
+    measurer: Measurer = field(init=False)
     arena: ArenaMemory | None = None
     ready_s: float = 0.0
     _lane_numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(ARENA_LANE + 1))
@@ -141,6 +161,9 @@ class Offload:
             verify_target=settings.verify_target,
             verify=settings.verify,
         )
+        self.core.bandwidths = Bandwidths(self._choice_turned)
+        self.core.traffic = Traffic(self._run_over)
+        self.measurer = Measurer(self.core, interval_s=settings.measure_interval_s)
         self.spiller = Spiller(self.core)
         self.evictor = Evictor(self.core, self.spiller)
         self.restorer = Restorer(self.core)
@@ -164,7 +187,7 @@ class Offload:
         for device in self.core.devices.values():
             device.mover.start(arena)
             if arena is not None:
-                device.arena_lane = lane = self._lane(ARENA_LANE, "arena", Tier.ARENA, Path.DDR)
+                device.arena_lane = lane = self._lane(ARENA_LANE, "arena", Tier.ARENA, Path.DDR, device.name)
                 device.mover.add_lane(LaneSpec(lane=lane, thread_count=settings.lane_threads, staging_slot_bytes=settings.staging_slot_bytes))
         for options in settings.volumes:
             link = VolumeLink(
@@ -221,7 +244,7 @@ class Offload:
         self.core.catalog.add_arena(slab_count=settings.arena_bytes // slab_bytes, slot_count_for=lambda slot_bytes: slab_bytes // slot_bytes)
         return ArenaMapping(fd=fd, arena_bytes=settings.arena_bytes, huge_pages=settings.arena_huge_pages != "never")
 
-    def _lane(self, number: int, name: str, tier: Tier, path: Path) -> Lane:
+    def _lane(self, number: int, name: str, tier: Tier, path: Path, device: str, volume: int = -1) -> Lane:
         settings = self.settings
         # One slice a thread is what a restore may have to wait for; evict jobs are no longer than that.
         write_bytes = settings.evict_slices_in_flight * settings.staging_slot_bytes
@@ -238,6 +261,9 @@ class Offload:
             ),
             read_bytes_max=settings.restore_bytes_in_flight // 2,
             write_bytes_max=write_bytes,
+            device=device,
+            volume=volume,
+            traffic=self.core.traffic,
         )
 
     def _volume_opened(self, volume: VolumeLink) -> None:
@@ -247,9 +273,13 @@ class Offload:
         opened = volume.opened
         assert opened is not None
         settings = self.settings
+        whole = Scratch(opened.scratch_offset, opened.scratch_bytes)
+        gpus = [device for device in self.core.devices.values() if device.is_gpu]
         for device in self.core.devices.values():
+            scratch = whole.part(gpus.index(device), len(gpus)) if device.is_gpu else NO_SCRATCH
             for path in device.volume_paths:
-                lane = self._lane(next(self._lane_numbers), volume.options.path, Tier.VOLUME, path)
+                lane = self._lane(next(self._lane_numbers), volume.options.path, Tier.VOLUME, path, device.name, volume.ordinal)
+                settled = functools.partial(self._way_settled, device, volume, lane, scratch)
                 device.mover.add_lane(
                     LaneSpec(
                         lane=lane,
@@ -259,15 +289,54 @@ class Offload:
                         volume_uuid=opened.volume_uuid,
                         slab_bytes=opened.slab_bytes,
                         data_offset=opened.data_offset,
-                        on_settled=functools.partial(device.settled, volume.ordinal, lane),
+                        scratch=scratch,
+                        on_settled=settled,
                     )
                 )
                 if path != Path.GDS:
                     # Jobs wait in the lane while the mover starts. Whether there is a way past the host only the mover can tell.
-                    device.settled(volume.ordinal, lane, "")
+                    settled("")
         for entry in self.core.namespaces.entries:
             if entry.tenant and not entry.dropped:
                 await self._add_namespace(volume, entry)
+
+    def _way_settled(self, device: Device, volume: VolumeLink, lane: Lane, scratch: Scratch, why: str) -> None:
+        """The mover serves a lane to a volume (`why` empty), or does not."""
+        device.settled(volume.ordinal, lane, why)
+        way = Way(device.name, volume.ordinal, lane.path)
+        if why:
+            self.core.bandwidths.withdraw(way)
+        else:
+            self.core.bandwidths.serve(way)
+        if device.is_gpu:
+            self.measurer.settled(device, volume.ordinal, volume.options.path, scratch)
+
+    def _run_over(self, run: Run) -> None:
+        """A lane is idle again: what it did tells how fast its way is, if nothing else moved."""
+        if self.measurer.run_over(run) or run.volume < 0:
+            return
+        way = Way(run.device, run.volume, run.path)
+        if run.bounced:
+            self.core.bandwidths.failed(way, f"{run.path.name.lower()}: bytes of a request passed the host")
+        elif run.counts:
+            direction = Direction.EVICT if run.operation == Operation.EVICT else Direction.RESTORE
+            self.core.bandwidths.measured(way, direction, run.payload_bytes, run.seconds, REQUEST_WEIGHT)
+
+    def _choice_turned(self, choice: Choice) -> None:
+        path, before = choice.path.name.lower(), choice.before.name.lower()
+        if Path.AUTO in (choice.path, choice.before):
+            return
+        self.core.counters[f"auto_{choice.direction.value}_turned_to_{path}"] += 1
+        log.info(
+            "auto takes another path",
+            device=choice.device,
+            volume=self.core.volume(choice.volume).options.path,
+            operation=choice.direction.value,
+            size=choice.size.name.lower(),
+            path=path,
+            before=before,
+            bytes_per_s={one.name.lower(): round(rate) for one, rate in choice.rates},
+        )
 
     async def _expire_holds(self) -> None:
         while True:
@@ -286,6 +355,7 @@ class Offload:
     async def _drain(self) -> int:
         self.core.draining = True
         spilled = 0
+        await self.measurer.stop()
         try:
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
                 await self.core.idle()
@@ -392,10 +462,27 @@ class Offload:
             ]
             for path in device.volume_paths:
                 served = usable and volume and device.has_path(path)
-                notes.append(WayNote(device.name, Tier.VOLUME, path, served, device.note or no_volume or device.refusal(path)))
+                why = device.note or no_volume or device.refusal(path)
+                notes.append(WayNote(device.name, Tier.VOLUME, path, served, why, self._volume_ways(device, path)))
         if not gpus:
             notes += [WayNote("cuda", Tier.VOLUME, path, False, "no CUDA device") for path in (Path.BOUNCE, Path.GDS)]
         return notes
+
+    def volume_ways(self) -> list[VolumeWay]:
+        """Every way between a GPU and a volume that is open."""
+        gpus = [device for device in self.core.devices.values() if device.is_gpu]
+        return [way for device in gpus for path in device.volume_paths for way in self._volume_ways(device, path)]
+
+    def _volume_ways(self, device: Device, path: Path) -> tuple[VolumeWay, ...]:
+        ways = []
+        for volume in self.core.volumes:
+            if volume.opened is None:
+                continue
+            way = Way(device.name, volume.ordinal, path)
+            refusal = device.refusals.get((volume.ordinal, path), "")
+            note = refusal or self.core.bandwidths.failure(way) or self.measurer.note(device.name, volume.ordinal)
+            ways.append(VolumeWay(way, volume.options.path, (volume.ordinal, path) in device.volume_lanes, note))
+        return tuple(ways)
 
     def refuse_draining(self) -> None:
         """Raise `Unavailable` while the daemon drains."""

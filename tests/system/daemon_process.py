@@ -34,6 +34,7 @@ class DaemonProcess:
     #: Files of the daemon and its workers may not grow beyond this (RLIMIT_FSIZE): a disk that is full, without a disk.
     file_bytes_max: int = 0
     gpus: tuple[str, ...] = ()
+    measure_interval_s: float = 0.0
     environment: dict[str, str] | None = None
     process: subprocess.Popen[bytes] | None = None
 
@@ -55,7 +56,7 @@ class DaemonProcess:
         text = section("daemon", {"runtime_dir": str(self.runtime_dir), "metrics_listen": "127.0.0.1:0", "log_format": "text", "log_level": "info"})
         text += section("arena", {"arena_bytes": self.arena_bytes, "slab_bytes": 16 * MIB, "huge_pages": "never"})
         text += section("mover", self.mover) + section("limits", self.limits)
-        text += f"[gpu]\ndevices = {list(self.gpus)}\n"
+        text += section("gpu", {"devices": list(self.gpus), "measure_interval_s": float(self.measure_interval_s)})
         for volume in self.volumes:
             text += "[[volume]]\n" + section("x", {"path": str(volume), "open_slabs": self.open_slabs, "io_threads": self.io_threads}).split("\n", 1)[1]
         self.config.write_text(text)
