@@ -78,6 +78,7 @@ def values_of(status: Any) -> dict[str, Any]:
         "paths": [
             {"tier": _name(enums.Tier, path.tier), "path": _name(enums.Path, path.path)}
             | _fields(path, "device", "available", "note", "restore_bytes_per_s", "evict_bytes_per_s")
+            | {"volumes": [_fields(rates, *(field.name for field in rates.DESCRIPTOR.fields)) for rates in path.volumes]}
             for path in status.paths
         ],
         "counters": {counter.name: counter.value for counter in status.counters},
@@ -121,6 +122,7 @@ def render(status: dict[str, Any], console: Console) -> None:
         )
     console.print(paths)
     console.print()
+    _render_rates(status["paths"], console)
     if status["counters"]:
         counters = table("counter", ">value", title="Since the start")
         for name, value in sorted(status["counters"].items()):
@@ -182,6 +184,26 @@ def _render_gpus(gpus: list[dict[str, Any]], console: Console) -> None:
 def _fill(block_count: int, used_bytes: int, size_bytes: int) -> tuple[str, str, str, str]:
     full = f"{100 * used_bytes / size_bytes:.0f} %" if size_bytes else ""
     return f"{block_count:,}", format_bytes(used_bytes), format_bytes(size_bytes), full
+
+
+#: Columns of the rates, and the field that each shows.
+_RATE_COLUMNS = {">restore": "restore", ">restore small": "restore_small", ">evict": "evict", ">evict small": "evict_small"}
+
+
+def _render_rates(paths: list[dict[str, Any]], console: Console) -> None:
+    rows = [(path, rates) for path in paths for rates in path["volumes"]]
+    if not rows:
+        return
+    shown = table("device", "volume", "path", *_RATE_COLUMNS, title="Measured between GPUs and volumes; * is what auto takes")
+    notes = []
+    for path, rates in rows:
+        values = [_rate(rates[f"{name}_bytes_per_s"]) + ("*" if rates[f"{name}_auto"] else "") for name in _RATE_COLUMNS.values()]
+        shown.add_row(plain(path["device"]), plain(rates["volume"]), path["path"], *values, style="" if rates["available"] else "dim")
+        notes += [f"{path['device']}, {rates['volume']}: {rates['note']}"] if rates["note"] else []
+    console.print(shown)
+    for note in dict.fromkeys(notes):
+        console.print(plain(note))
+    console.print()
 
 
 def _rate(bytes_per_s: int) -> str:

@@ -69,6 +69,10 @@ def show(
             "slabs",
             f"{geometry.slab_count} of {format_bytes(geometry.slab_bytes)}: {summary.slabs_cut} cut ({summary.slabs_dirty} dirty), {summary.slabs_free} free",
         ),
+        (
+            "scratch",
+            f"{format_bytes(geometry.scratch_bytes)} to measure with" if geometry.scratch_bytes else "none: formatted before there was any, or no room",
+        ),
         ("namespaces", f"{summary.namespaces_live} live, {summary.namespaces_dropped} dropped, room for {geometry.namespace_count}"),
     ):
         facts.add_row(name, text)
@@ -90,6 +94,8 @@ def _values(summary: VolumeSummary) -> dict[str, Any]:
         "volume_bytes": geometry.volume_bytes,
         "slab_bytes": geometry.slab_bytes,
         "slab_count": geometry.slab_count,
+        "scratch_offset": geometry.scratch_offset,
+        "scratch_bytes": geometry.scratch_bytes,
         "data_offset": geometry.data_offset,
         "namespace_count_max": geometry.namespace_count,
         "file_bytes": summary.file_bytes,

@@ -19,6 +19,7 @@ from offloadd.client.values import (
     RestoreResult,
     ShardName,
     StageTimes,
+    VolumeRates,
 )
 from offloadd.model.enums import AckLevel, EvictStatus, Path, Priority, Reason, RestoreStatus, Tier, Way
 from offloadd.model.namespace import Namespace, Shard
@@ -54,6 +55,7 @@ __all__ = [
     "ShardName",
     "StageTimes",
     "Tier",
+    "VolumeRates",
     "Way",
     "runtime_dir_default",
 ]

@@ -28,6 +28,7 @@ from offloadd.client.values import (
     RestoreResult,
     ShardName,
     StageTimes,
+    VolumeRates,
 )
 from offloadd.errors import DaemonFailed, InvalidRequest
 from offloadd.model.enums import AckLevel, EvictStatus, Path, Priority, Reason, RestoreStatus, Tier, Way
@@ -321,8 +322,34 @@ def capabilities(answer: pb.GetCapabilitiesResponse) -> Capabilities:
         deadline_s=seconds(answer.deadline),
         keep_ttl_s=seconds(answer.keep_ttl),
         paths=tuple(
-            PathCapability(Tier(one.tier), Path(one.path), one.device, one.available, one.note, one.restore_bytes_per_s, one.evict_bytes_per_s) for one in known
+            PathCapability(
+                Tier(one.tier),
+                Path(one.path),
+                one.device,
+                one.available,
+                one.note,
+                one.restore_bytes_per_s,
+                one.evict_bytes_per_s,
+                tuple(map(_volume_rates, one.volumes)),
+            )
+            for one in known
         ),
+    )
+
+
+def _volume_rates(rates: pb.VolumeRates) -> VolumeRates:
+    return VolumeRates(
+        volume=rates.volume,
+        available=rates.available,
+        note=rates.note,
+        restore_bytes_per_s=rates.restore_bytes_per_s,
+        restore_small_bytes_per_s=rates.restore_small_bytes_per_s,
+        evict_bytes_per_s=rates.evict_bytes_per_s,
+        evict_small_bytes_per_s=rates.evict_small_bytes_per_s,
+        restore_auto=rates.restore_auto,
+        restore_small_auto=rates.restore_small_auto,
+        evict_auto=rates.evict_auto,
+        evict_small_auto=rates.evict_small_auto,
     )
 
 

@@ -179,6 +179,26 @@ class PrefetchResult:
 
 
 @dataclass(frozen=True, slots=True)
+class VolumeRates:
+    """A path between a GPU and one volume: bytes per second by direction and size (large: 2 MiB and more on the volume), 0 while nothing was measured.
+
+    `*_auto`: whether AUTO takes it. `note`: why it is not available, or why nothing was measured.
+    """
+
+    volume: str
+    available: bool
+    note: str
+    restore_bytes_per_s: int
+    restore_small_bytes_per_s: int
+    evict_bytes_per_s: int
+    evict_small_bytes_per_s: int
+    restore_auto: bool
+    restore_small_auto: bool
+    evict_auto: bool
+    evict_small_auto: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PathCapability:
     """One (tier, path) pair; `note` says why it is not available. Bandwidths are 0 while nothing was measured."""
 
@@ -189,6 +209,8 @@ class PathCapability:
     note: str
     restore_bytes_per_s: int
     evict_bytes_per_s: int
+    #: Of a path between a GPU and volumes.
+    volumes: tuple[VolumeRates, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

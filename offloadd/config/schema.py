@@ -220,6 +220,12 @@ class GpuConfig(_Section):
     copies: Literal["auto", "engines", "kernels"] = Field(
         default="auto", description="auto: by kernels where these measure better by far, else by the GPU's copy engines; the others: always by these."
     )
+    measure_interval_s: Seconds = Field(
+        default=600.0,
+        ge=0,
+        le=7 * 86400,
+        description="Time between two measurements of the paths to each volume, by which AUTO chooses; 0: only when they are opened.",
+    )
 
     @model_validator(mode="after")
     def _devices_differ(self) -> Self:

@@ -1,12 +1,16 @@
 """Memory of our own: allocated on a GPU, or host memory that it reaches by DMA."""
 
 import mmap
+import os
 import resource
 from typing import Any
 
 from offloadd.cuda.device import Device
 from offloadd.cuda.driver import CudaError, check, load
 from offloadd.units import GIB
+
+#: An odd number, so that blocks of whole KiB differ though the bytes repeat; drawing more would only hold up the mover's control messages.
+RANDOM_BYTES = (1 << 20) - 1
 
 
 class DeviceMemory:
@@ -38,6 +42,20 @@ class DeviceMemory:
         self.device.make_current()
         self._closed = True
         check(load().cuMemFree(self.address), f"free {self.size_bytes} bytes on {self.device}")
+
+
+def random_memory(device: Device, size_bytes: int) -> DeviceMemory:
+    """Memory filled with random bytes, which repeat after RANDOM_BYTES. Raises as `DeviceMemory.allocate`; nothing is held then."""
+    memory = DeviceMemory.allocate(device, size_bytes)
+    random = os.urandom(min(size_bytes, RANDOM_BYTES))
+    try:
+        for begin in range(0, size_bytes, len(random)):
+            count = min(len(random), size_bytes - begin)
+            check(load().cuMemcpyHtoD(memory.address + begin, random, count), f"fill {count} bytes on {device}")
+    except BaseException:
+        memory.close()
+        raise
+    return memory
 
 
 class HostRegistration:

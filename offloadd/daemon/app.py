@@ -52,6 +52,7 @@ def settings_of(config: Config) -> OffloadSettings:
         gpu_copies=config.gpu.copies,
         numa=mover.numa,
         numa_nodes=tuple((node.number, node.memory_bytes) for node in read_topology().tier_nodes) if mover.numa else (),
+        measure_interval_s=config.gpu.measure_interval_s,
         lane_threads=mover.lane_threads,
         staging_slot_bytes=mover.staging_slot_bytes,
         verify_target=mover.verify_target,

@@ -6,6 +6,7 @@ from typing import Any
 from offloadd.metrics.registry import Metrics, label
 from offloadd.model.enums import Path, Tier
 from offloadd.offload.answers import Answer
+from offloadd.offload.bandwidth import Direction, SizeClass
 from offloadd.offload.moves import PathUse
 from offloadd.offload.service import Offload
 
@@ -65,3 +66,10 @@ def refresh_gauges(metrics: Metrics, offload: Offload) -> None:
         if volume.opened is not None:
             metrics.volume_used_bytes.labels(volume=volume.options.path).set(volume.pool.used_bytes)
             metrics.volume_blocks.labels(volume=volume.options.path).set(volume.pool.used_slots)
+    for one in offload.volume_routes():
+        for direction in Direction:
+            for size in SizeClass:
+                labels = {"gpu": one.route.device, "volume": one.volume, "path": label(one.route.path), "operation": direction.value, "size": label(size)}
+                metrics.route_bytes_per_second.labels(**labels).set(core.bandwidths.rate_of(one.route, direction, size))
+                taken = core.bandwidths.choice_of(one.route.device, one.route.volume, direction, size) == one.route.path
+                metrics.route_auto.labels(**labels).set(int(taken))

@@ -124,6 +124,9 @@ class VolumeOpened(msgspec.Struct, frozen=True, tag=True):
     direct_io: bool
     direct_io_note: str
     file_system: str
+    #: Where nobody's bytes are, and how many; 0 on volumes without.
+    scratch_offset: int = 0
+    scratch_bytes: int = 0
 
 
 class Inventory(msgspec.Struct, frozen=True, tag=True):

@@ -168,6 +168,8 @@ class Keeper:
             direct_io=file.direct_io,
             direct_io_note=file.direct_io_note,
             file_system=file.file_system,
+            scratch_offset=geometry.scratch_offset,
+            scratch_bytes=geometry.scratch_bytes,
         )
         self._send(opened, (file.data_fd, file.synced_fd))
         cut = [header for header in volume.headers if header.cut]

@@ -13,6 +13,9 @@ REQUESTS: Final = (*OPERATIONS, "lookup", "release")
 #: Where a slice's time goes, as movers tell it.
 STAGES: Final = ("queue", "copy", "checksum", "io")
 
+#: Requests on a volume by size: what they show is the cost by the call, or by the byte.
+SIZES: Final = ("small", "large")
+
 #: 0.25 ms (one block from the arena) to 30 s (the default deadline).
 _SECONDS: Final = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -34,8 +37,8 @@ class Metrics:
     """All series of one daemon, in a registry of their own. Belongs to the event-loop thread; the endpoint may read at any time.
 
     Feed it by `metrics.blocks.labels(operation="evict", outcome="stored", tier="arena").inc(count)`. Label values come from OPERATIONS, REQUESTS,
-    STAGES, TIERS, PATHS, WAYS, OUTCOMES, MISS_REASONS, from the volumes and GPUs of the configuration, the names of the workers and the numbers of the NUMA
-    nodes: a value that a client could choose would let it fill the memory. `check_labels` holds that in tests.
+    STAGES, TIERS, PATHS, WAYS, OUTCOMES, MISS_REASONS, SIZES, from the volumes and GPUs of the configuration, the names of the workers and the numbers of the
+    NUMA nodes: a value that a client could choose would let it fill the memory. `check_labels` holds that in tests.
     """
 
     def __init__(self, *, volumes: Sequence[str] = (), workers: Sequence[str] = (), gpus: Sequence[str] = (), nodes: Sequence[int] = ()) -> None:
@@ -51,6 +54,7 @@ class Metrics:
             "worker": frozenset(workers),
             "gpu": frozenset(gpus),
             "node": frozenset(map(str, nodes)),
+            "size": frozenset(SIZES),
         }
         self.registry = CollectorRegistry()
         self.blocks = self._counter("blocks", "Blocks answered.", "operation", "outcome", "tier")
@@ -76,6 +80,9 @@ class Metrics:
         )
         self.volume_used_bytes = self._gauge("volume_used_bytes", "Bytes in slots of the volume that hold blocks.", "volume")
         self.volume_blocks = self._gauge("volume_blocks", "Blocks on the volume.", "volume")
+        route = ("gpu", "volume", "path", "operation", "size")
+        self.route_bytes_per_second = self._gauge("route_bytes_per_second", "Measured between a GPU and a volume; 0 while it was not.", *route)
+        self.route_auto = self._gauge("route_auto", "1 for the path that AUTO takes between a GPU and a volume, else 0.", *route)
         self.index_blocks = self._gauge("index_blocks", "Blocks in the index.")
         self.index_blocks_max = self._gauge("index_blocks_max", "Most blocks that the index takes.")
         self.gpu_usable = self._gauge("gpu_usable", "1 if the GPU can be used, else 0.", "gpu")

@@ -20,7 +20,7 @@ from offloadd.cuda.device import Device
 from offloadd.cuda.driver import CudaError
 from offloadd.cuda.imports import IpcImports, IpcMemory, VmmChunk, VmmMemory
 from offloadd.cuda.locked_chunks import LockedChunks, Part
-from offloadd.cuda.memory import HostRegistration
+from offloadd.cuda.memory import DeviceMemory, HostRegistration, random_memory
 from offloadd.cuda.nvml import read_memory_use
 from offloadd.cuda.region import CudaRegion, MemoryPart, Places
 from offloadd.cuda.streams import Event, Stream
@@ -30,7 +30,7 @@ from offloadd.model.region import Layout
 from offloadd.mover.arena import Arena
 from offloadd.mover.copy_choice import CopyChoice, Mode
 from offloadd.mover.device import Bench, make_all
-from offloadd.mover.messages import ChunkPiece, CopiesChosen, GpuFacts, KernelsFailed, Piece
+from offloadd.mover.messages import ChunkPiece, CopiesChosen, GpuFacts, KernelsFailed, OwnPiece, Piece
 from offloadd.mover.pageable import Through, gather_through, scatter_through
 from offloadd.mover.volume import Volume
 from offloadd.transfer.checksum import crc32c
@@ -89,7 +89,7 @@ class PinnedBench:
 class CudaMappedRegion:
     """A region in CUDA memory of an engine. Copies go by the calling thread's stream and have ended when a method returns."""
 
-    def __init__(self, device: "CudaDevice", region: CudaRegion, memories: Sequence[IpcMemory | VmmMemory]) -> None:
+    def __init__(self, device: "CudaDevice", region: CudaRegion, memories: Sequence[IpcMemory | VmmMemory | DeviceMemory]) -> None:
         self._device = device
         self._region = region
         self._copies = device.choice.of(region)
@@ -242,7 +242,7 @@ class CudaDevice:
                 f"the region's memories have {chunk_count} chunks on {self.uuid}; {len(fds)} descriptors came "
                 f"(its mover may open {resource.getrlimit(resource.RLIMIT_NOFILE)[0]})"
             )
-        memories: list[IpcMemory | VmmMemory] = []
+        memories: list[IpcMemory | VmmMemory | DeviceMemory] = []
         left = iter(fds)
         try:
             parts = []
@@ -250,9 +250,11 @@ class CudaDevice:
                 if isinstance(piece, ChunkPiece):
                     # A mapping for each region: addresses are all that a second one takes.
                     memories.append(VmmMemory.open(self.device, [VmmChunk(next(left), chunk_bytes) for chunk_bytes in piece.chunk_bytes]))
+                elif isinstance(piece, OwnPiece):
+                    memories.append(random_memory(self.device, size_bytes))
                 else:
                     memories.append(self._imports.open(piece.handle))
-                parts.append(MemoryPart.of(memories[-1], piece.offset_bytes, size_bytes))
+                parts.append(MemoryPart.of(memories[-1], 0 if isinstance(piece, OwnPiece) else piece.offset_bytes, size_bytes))
             region = CudaRegion.over(layout, parts, planes_max=max(1, len(layout.planes)))
             return CudaMappedRegion(self, region, memories)
         except BaseException:

@@ -18,15 +18,15 @@ from offloadd.mover.cuda_device import CudaDevice, close_all
 from offloadd.mover.device import make_all
 from offloadd.mover.slot_io import ShortIoError
 from offloadd.mover.volume import Volume
+from offloadd.tiers.scratch import PROBE_BYTES
 from offloadd.transfer.kernels.base import DeviceKernels, Slots
-from offloadd.units import MIB, SECTOR_BYTES
+from offloadd.units import SECTOR_BYTES
 
 Checksums = npt.NDArray[np.uint32]
 Indices = npt.NDArray[np.intp]
 
 _LENGTH_BYTES, _CRC_BYTES = 8, 4
-#: What is read from a volume's beginning to see which way bytes go. A volume that hangs costs the opening thread; its other lanes are open by then.
-PROBE_BYTES = MIB
+#: A volume that hangs costs the opening thread; its other lanes are open by then.
 PROBE_TIMEOUT_S = 10.0
 
 
@@ -136,8 +136,10 @@ class GdsBench:
 def open_gds_benches(device: CudaDevice, volume: Volume, count: int, size_bytes: int) -> list[GdsBench]:
     """For the threads of a lane to this volume. Raises OSError that says why there is no way past the host; nothing is held then."""
     gds, kernels = device.gds(size_bytes)
-    # Only read: no byte of a volume is nobody's.
-    found = probe(gds, volume.data_fd, volume.synced_fd, slot_bytes=PROBE_BYTES, file_offset=0, writes=False, timeout_s=PROBE_TIMEOUT_S)
+    # Without a scratch area no byte of the volume is nobody's: only read.
+    writes = volume.scratch.has_probe
+    offset = volume.scratch.offset if writes else 0
+    found = probe(gds, volume.data_fd, volume.synced_fd, slot_bytes=PROBE_BYTES, file_offset=offset, writes=writes, timeout_s=PROBE_TIMEOUT_S)
     if not found.available:
         raise GdsUnavailable(found.reason or WhyNot.UNPROVEN, found.why)
     opened = GdsVolume.open(gds, volume.data_fd, volume.synced_fd)

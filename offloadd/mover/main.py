@@ -46,6 +46,7 @@ from offloadd.mover.messages import (
 from offloadd.mover.placement import UNPLACED, Placement, place_threads
 from offloadd.mover.tools import Memories
 from offloadd.mover.volume import adopt_volume
+from offloadd.tiers.scratch import Scratch
 from offloadd.transfer.checksum import choose_fastest
 
 _PR_SET_PDEATHSIG = 1
@@ -156,6 +157,7 @@ class Mover:
                 slab_bytes=message.slab_bytes,
                 data_offset=message.data_offset,
                 thread_count=message.thread_count,
+                scratch=Scratch(message.scratch_offset, message.scratch_bytes),
             )
         lane = Lane(
             message.lane,

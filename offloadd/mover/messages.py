@@ -60,8 +60,12 @@ class ChunkPiece(msgspec.Struct, frozen=True, array_like=True, tag=True):
     offset_bytes: int
 
 
+class OwnPiece(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Memory that the mover allocates on its GPU for the region and fills with random bytes: no engine's, to measure with."""
+
+
 #: One memory on a GPU.
-Piece = IpcPiece | ChunkPiece
+Piece = IpcPiece | ChunkPiece | OwnPiece
 
 
 class Descriptors(msgspec.Struct, frozen=True, tag=True):
@@ -110,7 +114,8 @@ class MapArena(msgspec.Struct, frozen=True, tag=True):
 class AddLane(msgspec.Struct, frozen=True, tag=True):
     """Start a lane's threads. Descriptors: the lane socket; for a volume also its data descriptor and its synced (O_DSYNC) descriptor.
 
-    Answered by `LaneReady` or `LaneRefused`. `path`: the name of the way that it goes. `volume_uuid` empty: the arena's lane.
+    Answered by `LaneReady` or `LaneRefused`. `path`: the name of the way that it goes. `volume_uuid` empty: the arena's lane. `scratch_offset`,
+    `scratch_bytes`: this device's part of the volume's scratch area (`offloadd.tiers.scratch`), 0 bytes where there is none.
     """
 
     lane: int
@@ -120,6 +125,8 @@ class AddLane(msgspec.Struct, frozen=True, tag=True):
     volume_uuid: bytes = b""
     slab_bytes: int = 0
     data_offset: int = 0
+    scratch_offset: int = 0
+    scratch_bytes: int = 0
 
 
 class FenceMove(msgspec.Struct, frozen=True, tag=True):

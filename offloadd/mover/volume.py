@@ -8,11 +8,15 @@ from offloadd.model.slots import Records
 from offloadd.mover import slot_io
 from offloadd.mover.io_gate import IoGate
 from offloadd.tiers.format import slot_bytes_for, slot_count_for, slots_offset
+from offloadd.tiers.scratch import NO_SCRATCH, SCRATCH_SLAB, Scratch
 
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """`data_fd` is open with O_DIRECT, `synced_fd` also with O_DSYNC. `volume_bytes`: the real length of the file or device."""
+    """`data_fd` is open with O_DIRECT, `synced_fd` also with O_DSYNC. `volume_bytes`: the real length of the file or device.
+
+    `scratch`: this device's part of the scratch area.
+    """
 
     data_fd: int
     synced_fd: int
@@ -21,6 +25,7 @@ class Volume:
     slab_bytes: int
     data_offset: int
     gate: IoGate
+    scratch: Scratch = NO_SCRATCH
 
     def read(self, buffers: list[Bytes], offset: int) -> int:
         """Fill all buffers from `offset` in one I/O; the count of bytes read. Raises `ShortIoError`, OSError."""
@@ -39,12 +44,14 @@ class Volume:
         bytes.
         """
         first, last = records[0], records[-1]
-        slot_count = slot_count_for(self.slab_bytes, slot_bytes)
-        if int(last["slot"]) >= slot_count:
-            raise ValueError(f"slot {int(last['slot'])} of {slot_bytes} bytes is outside its slab, which has {slot_count}")
         for payload_bytes in set(records["payload_bytes"].tolist()):
             if slot_bytes_for(payload_bytes) != slot_bytes:
                 raise ValueError(f"a payload of {payload_bytes} bytes belongs into slots of {slot_bytes_for(payload_bytes)} bytes, not {slot_bytes}")
+        if int(first["slab"]) == SCRATCH_SLAB:
+            return self.scratch.slot_offset(int(first["slot"]), int(last["slot"]), slot_bytes)
+        slot_count = slot_count_for(self.slab_bytes, slot_bytes)
+        if int(last["slot"]) >= slot_count:
+            raise ValueError(f"slot {int(last['slot'])} of {slot_bytes} bytes is outside its slab, which has {slot_count}")
         offset = self.data_offset + int(first["slab"]) * self.slab_bytes + slots_offset(self.slab_bytes, slot_bytes) + int(first["slot"]) * slot_bytes
         end = offset + len(records) * slot_bytes
         if end > self.volume_bytes:
@@ -57,7 +64,9 @@ class Volume:
         os.close(self.synced_fd)
 
 
-def adopt_volume(data_fd: int, synced_fd: int, *, volume_uuid: bytes, slab_bytes: int, data_offset: int, thread_count: int) -> Volume:
+def adopt_volume(
+    data_fd: int, synced_fd: int, *, volume_uuid: bytes, slab_bytes: int, data_offset: int, thread_count: int, scratch: Scratch | None = None
+) -> Volume:
     """A volume over descriptors that are ours to close, for a lane of `thread_count` threads."""
     # A seek asks files and block devices alike for their length; every I/O names its own position.
     return Volume(
@@ -68,4 +77,5 @@ def adopt_volume(data_fd: int, synced_fd: int, *, volume_uuid: bytes, slab_bytes
         slab_bytes=slab_bytes,
         data_offset=data_offset,
         gate=IoGate(long_count=max(1, thread_count // 2)),
+        scratch=scratch or NO_SCRATCH,
     )

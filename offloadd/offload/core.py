@@ -14,16 +14,17 @@ import structlog
 from offloadd import clock
 from offloadd.catalog.catalog import Catalog
 from offloadd.errors import DeadlineExpired, LimitExceeded, PathUnavailable
-from offloadd.model.enums import Reason, Tier
+from offloadd.model.enums import Path, Reason, Tier
 from offloadd.model.slots import BLOCK_DTYPE
 from offloadd.mover.messages import JOB_BLOCKS_MAX, Job, Operation
-from offloadd.offload.bandwidth import Bandwidths
+from offloadd.offload.bandwidth import Bandwidths, Direction
 from offloadd.offload.devices import HOST, Device
 from offloadd.offload.lanes import Lane
 from offloadd.offload.moves import Move, PathUse
 from offloadd.offload.namespaces import Namespaces
 from offloadd.offload.regions import Regions
 from offloadd.offload.sessions import Session
+from offloadd.offload.traffic import Traffic
 from offloadd.offload.volume_link import VolumeLink
 from offloadd.scheduler.lane_queue import JobClass
 
@@ -96,6 +97,7 @@ class Core:
     verify_target: int
     volumes: list[VolumeLink] = field(default_factory=list)
     bandwidths: Bandwidths = field(default_factory=Bandwidths)
+    traffic: Traffic = field(default_factory=Traffic)
     counters: Counter[str] = field(default_factory=Counter)
     #: Keys whose evict is under way → set when it is over. A restore of such a key waits for it instead of missing.
     in_flight: dict[bytes, asyncio.Event] = field(default_factory=dict)
@@ -200,8 +202,9 @@ class Core:
         background: bool = False,
         after_event: bytes = b"",
         require_path: bool = False,
+        verify_target: int | None = None,
     ) -> None:
-        """Cut blocks (BLOCK_DTYPE, `position` set) into jobs for one lane of a device and queue them."""
+        """Cut blocks (BLOCK_DTYPE, `position` set) into jobs for one lane of a device and queue them. `verify_target`: other than configured."""
         move.devices.add(device.name)
         bytes_max = lane.read_bytes_max if operation in (Operation.RESTORE, Operation.ARENA_RESTORE) else lane.write_bytes_max
         job_count = -(-blocks.shape[0] // max(1, min(JOB_BLOCKS_MAX, bytes_max // slot_bytes)))
@@ -219,12 +222,18 @@ class Core:
                 submitted_ns=now_ns,
                 durable=durable,
                 verify=self.verify,
-                verify_target=self.verify_target,
+                verify_target=self.verify_target if verify_target is None else verify_target,
                 after_event=after_event,
                 require_path=require_path,
             )
             lane.enqueue(move, job, JobClass.BACKGROUND if background else _JOB_CLASSES[operation])
         lane.pump()
+
+    def path_to(self, device: Device, volume: int, asked: Path, direction: Direction, payload_bytes: int) -> Path:
+        """The path of a request that moves so many bytes between a device and a volume: the one asked for, or of several the one that was measured faster."""
+        if asked in device.volume_paths or len(device.volume_paths) == 1:
+            return asked
+        return self.bandwidths.choice(device.name, volume, direction, payload_bytes)
 
     def lanes(self) -> list[Lane]:
         """All lanes."""

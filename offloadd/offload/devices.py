@@ -93,6 +93,11 @@ class Device:
             self.volume_lanes[key] = lane
             self.refusals.pop(key, None)
 
+    def refuse(self, volume: int, path: Path, why: str) -> None:
+        """No new job goes by this way, until the mover is started again; those that it has end."""
+        self.volume_lanes.pop((volume, path), None)
+        self.refusals[volume, path] = why
+
     def lanes(self) -> list[Lane]:
         """All lanes."""
         return [*([self.arena_lane] if self.arena_lane is not None else []), *self.volume_lanes.values()]

@@ -7,6 +7,7 @@ request meanwhile.
 """
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,9 @@ from offloadd.model.requests import BlockBatch, EvictOptions
 from offloadd.model.slots import FLAG_KEEP
 from offloadd.mover.messages import Operation
 from offloadd.offload.answers import Answer
+from offloadd.offload.bandwidth import Direction
 from offloadd.offload.core import SLAB_FAILURES_MAX, Active, Core, new_blocks, refuse_expired
+from offloadd.offload.lanes import Lane
 from offloadd.offload.moves import PENDING, Move, PathUse
 from offloadd.offload.regions import Region
 from offloadd.offload.sessions import Session
@@ -63,6 +66,14 @@ class _Part:
         return slice(self.first, self.first + self.chosen.shape[0])
 
 
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """`over` is set when the move is. `lanes`: where the parts went, by volume and region; AUTO may choose another way by the time of the answer."""
+
+    over: asyncio.Event
+    lanes: dict[tuple[int, int], Lane]
+
+
 class Evictor:
     """Carries out evicts. Event-loop owned."""
 
@@ -90,11 +101,11 @@ class Evictor:
                     core.catalog.free_reserved(part.volume, part.slabs, part.slots)
                 raise
             move = core.new_move(sum(part.chosen.shape[0] for part in parts))
-            over = self._send(move, parts, options)
-            core.at_end(move, lambda: self._finish(session, move, parts, options, over))
+            sent = self._send(move, parts, options)
+            core.at_end(move, lambda: self._finish(session, move, parts, options, sent.over))
             durable = options.ack == AckLevel.DURABLE
             stopped = await core.wait_for(move, active, options.deadline_s, lambda: move.done if durable else move.copied)
-            self._tell(move, parts, answer, stopped, options)
+            self._tell(move, parts, answer, stopped, sent)
             if any(use.path == Path.AUTO for use in answer.uses):
                 self._tell_later(move, answer)
         except asyncio.CancelledError:
@@ -249,19 +260,27 @@ class Evictor:
 
     # -- moving ----------------------------------------------------------------------------------------------------------------------
 
-    def _send(self, move: Move, parts: list[_Part], options: EvictOptions) -> asyncio.Event:
+    def _send(self, move: Move, parts: list[_Part], options: EvictOptions) -> _Sent:
         """Queue the jobs of all parts in one go: the move counts as copied when none of them is left, so none may come later.
 
-        Returns the event that restores of these keys wait for.
+        Restores of these keys wait for `over`.
         """
         core = self._core
         over = asyncio.Event()
         for part in parts:
             core.in_flight.update(dict.fromkeys(part.keys.tolist(), over))
         by_lane: dict[tuple[int, int], list[_Part]] = {}
+        by_volume: Counter[tuple[str, int]] = Counter()
         for part in parts:
             by_lane.setdefault((part.volume, part.region.number), []).append(part)
-        for (volume, _), group in by_lane.items():
+            by_volume[part.region.device.name, part.volume] += part.chosen.shape[0] * part.region.payload_bytes
+        paths: dict[tuple[str, int], Path] = {}
+        for part in parts:
+            place = (part.region.device.name, part.volume)
+            if part.volume >= 0 and place not in paths:
+                paths[place] = core.path_to(part.region.device, part.volume, options.path, Direction.EVICT, by_volume[place])
+        lanes: dict[tuple[int, int], Lane] = {}
+        for (volume, number), group in by_lane.items():
             region = group[0].region
             blocks = new_blocks(sum(part.chosen.shape[0] for part in group))
             filled = 0
@@ -273,8 +292,13 @@ class Evictor:
             if volume < 0:
                 lane, operation, slot_bytes = device.arena_lane, Operation.ARENA_EVICT, align_up(region.payload_bytes, SECTOR_BYTES)
             else:
-                lane, operation, slot_bytes = device.volume_lane(volume, options.path, region.slot_bytes), Operation.EVICT, region.slot_bytes
-            assert lane is not None
+                path = paths[device.name, volume]
+                lane, operation, slot_bytes = device.volume_lane(volume, path, region.slot_bytes), Operation.EVICT, region.slot_bytes
+            if lane is None:
+                # Refused while another part of the request waited for its slots.
+                move.fail(0, blocks["position"], int(Reason.NO_TIER))
+                continue
+            lanes[volume, number] = lane
             core.send_jobs(
                 device,
                 lane,
@@ -288,7 +312,7 @@ class Evictor:
                 after_event=options.source_ready,
                 require_path=options.require_path,
             )
-        return over
+        return _Sent(over, lanes)
 
     def _fill(self, records: npt.NDArray[Any], part: _Part, options: EvictOptions) -> None:
         core = self._core
@@ -360,18 +384,6 @@ class Evictor:
         move.reasons[part.first + refused] = int(Reason.TIER_FULL)
         return rows
 
-    @staticmethod
-    def _add_pending(answer: Answer, part: _Part, count: int, options: EvictOptions) -> None:
-        """Blocks that are answered COPIED before their result: nothing of them was written yet."""
-        if count == 0:
-            return
-        tier, path = Tier.ARENA, Path.DDR
-        if part.volume >= 0:
-            lane = part.region.device.volume_lane(part.volume, options.path, part.region.slot_bytes)
-            # Which way cuFile takes is known when it has taken it.
-            tier, path = Tier.VOLUME, Path.AUTO if lane is None or lane.path == Path.GDS else lane.path
-        answer.add_use(PathUse(tier, path, Way.PLAIN, block_count=count, payload_bytes=count * part.region.payload_bytes))
-
     def _tell_later(self, move: Move, answer: Answer) -> None:
         """The ways that were not known when the evict was answered, once the move is over."""
         told = {use.name: use.payload_bytes for use in answer.uses}
@@ -382,15 +394,17 @@ class Evictor:
 
         move.at_end(tell)
 
-    def _tell(self, move: Move, parts: list[_Part], answer: Answer, stopped: Reason, options: EvictOptions) -> None:
+    def _tell(self, move: Move, parts: list[_Part], answer: Answer, stopped: Reason, sent: _Sent) -> None:
         """Outcomes of the blocks that moved. COPIED is answered before the result: a pending block is STORED when its source was copied."""
+        # The ways that bytes really went, by now: those of a COPIED block may be under way, and are counted where they were sent.
+        answer.uses = [replace(use) for use in move.uses.values()]
         for part in parts:
             reasons = move.reasons[part.span]
             tier = int(Tier.ARENA if part.volume < 0 else Tier.VOLUME)
             pending = reasons == PENDING
             good = (reasons == 0) | (pending & (stopped == Reason.NONE))
             answer.set(part.positions[good], EvictStatus.STORED, 0, tier)
-            self._add_pending(answer, part, int((good & pending).sum()), options)
+            _add_pending(answer, part, int((good & pending).sum()), sent)
             bad = ~good & ~pending
             answer.set(part.positions[bad], EvictStatus.FAILED, reasons[bad])
             late = ~good & pending
@@ -398,14 +412,22 @@ class Evictor:
             for status, mask in ((EvictStatus.STORED, good), (EvictStatus.FAILED, ~good)):
                 if mask.any():
                     self._core.observer.blocks("evict", status.name.lower(), Tier(tier), int(mask.sum()))
-        for use in move.uses.values():
-            answer.add_use(use)
         duplicates = int((answer.status == EvictStatus.DUPLICATE).sum())
         if duplicates:
             self._core.observer.blocks("evict", "duplicate", Tier.ANY, duplicates)
         rejected = int((answer.status == EvictStatus.REJECTED).sum())
         if rejected:
             self._core.observer.blocks("evict", "rejected", Tier.ANY, rejected)
+
+
+def _add_pending(answer: Answer, part: _Part, count: int, sent: _Sent) -> None:
+    """Blocks that are answered COPIED before their result: nothing of them was written yet."""
+    if count == 0:
+        return
+    lane = sent.lanes[part.volume, part.region.number]
+    # Which way cuFile takes is known when it has taken it.
+    path = Path.AUTO if lane.path == Path.GDS else lane.path
+    answer.add_use(PathUse(lane.tier, path, Way.PLAIN, block_count=count, payload_bytes=count * part.region.payload_bytes))
 
 
 async def _any_set(events: list[asyncio.Event], deadline_s: float, active: Active) -> bool:

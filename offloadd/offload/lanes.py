@@ -6,11 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from offloadd import clock
 from offloadd.ipc.channel import AsyncChannel
 from offloadd.model.enums import Path, Reason, Tier, Way
 from offloadd.model.slots import BLOCK_DTYPE, RESULT_DTYPE
 from offloadd.mover.messages import Copied, Job, LaneAnswer, Operation, SliceDone
 from offloadd.offload.moves import Move, WayName
+from offloadd.offload.traffic import Run, Traffic
 from offloadd.scheduler.lane_queue import JobClass, LaneQueue, Ticket
 
 
@@ -32,10 +34,24 @@ def _way_name(tier: Tier, path: Path, way: Way) -> WayName:
 class Lane:
     """One tier instance in one mover. Jobs submitted while the mover is away wait for it; jobs that were sent to a mover that died fail with WORKER_LOST.
 
-    `tier` and `path` are what its operations report. `write_bytes_max` bounds one job of evicts or spills, `read_bytes_max` one of restores.
+    `tier` and `path` are what its operations report. `write_bytes_max` bounds one job of evicts or spills, `read_bytes_max` one of restores. `traffic` hears
+    when it has work, for `device` and `volume` (-1: the arena).
     """
 
-    def __init__(self, *, number: int, name: str, tier: Tier, path: Path, queue: LaneQueue, read_bytes_max: int, write_bytes_max: int) -> None:
+    def __init__(
+        self,
+        *,
+        number: int,
+        name: str,
+        tier: Tier,
+        path: Path,
+        queue: LaneQueue,
+        read_bytes_max: int,
+        write_bytes_max: int,
+        device: str = "",
+        volume: int = -1,
+        traffic: Traffic | None = None,
+    ) -> None:
         self.number = number
         self.name = name
         self.tier = tier
@@ -44,6 +60,11 @@ class Lane:
         self.write_bytes_max = write_bytes_max
         #: What is told of bytes that went each way: whatever was not proven to go past the host was bounced.
         self._ways = {int(way): _way_name(tier, path, way) for way in Way}
+        self._device = device
+        self._volume = volume
+        self._traffic = traffic or Traffic()
+        #: What it does at present; None while it is idle.
+        self._run: Run | None = None
         self._queue = queue
         self._jobs: dict[int, _Pending] = {}
         self._channel: AsyncChannel[LaneAnswer] | None = None
@@ -87,6 +108,11 @@ class Lane:
     def enqueue(self, move: Move, job: Job, job_class: JobClass) -> None:
         """Queue without sending: for several jobs in a row, then `pump`."""
         blocks = np.frombuffer(job.blocks, dtype=BLOCK_DTYPE)
+        now_ns = clock.monotonic_ns()
+        if self._run is None:
+            self._run = Run(self._device, self._volume, self.path, move.number, job.operation, job.durable, now_ns)
+            self._traffic.begin(self._run)
+        self._run.add(move.number, job, blocks.shape[0], now_ns)
         self._jobs[job.job] = _Pending(job=job, move=move, positions=blocks["position"], left=blocks.shape[0])
         if job.operation in (Operation.EVICT, Operation.ARENA_EVICT):
             move.sent(job.job, blocks.shape[0])
@@ -119,13 +145,14 @@ class Lane:
             pending.move.on_copied(answer.job, answer.count)
             return
         assert isinstance(answer, SliceDone)
+        assert self._run is not None
+        self._run.slice(answer, clock.monotonic_ns())
         count = len(answer.results) // RESULT_DTYPE.itemsize
         pending.left -= count
         if pending.left:
             pending.move.on_slice(answer, self._ways[answer.way], count)
             return
-        del self._jobs[answer.job]
-        self._queue.finish(answer.job)
+        self._forget(answer.job)
         pending.move.on_slice(answer, self._ways[answer.way], count)
         self._pump()
 
@@ -134,6 +161,14 @@ class Lane:
             self._finish(pending, Reason.WORKER_LOST)
 
     def _finish(self, pending: _Pending, reason: Reason) -> None:
-        del self._jobs[pending.job.job]
-        self._queue.finish(pending.job.job)
+        self._forget(pending.job.job)
         pending.move.fail(pending.job.job, pending.positions, int(reason))
+
+    def _forget(self, job: int) -> None:
+        """The job is over."""
+        del self._jobs[job]
+        self._queue.finish(job)
+        if not self._jobs and self._run is not None:
+            # Before the move hears of its last result: whoever waits for that may ask what the run was.
+            run, self._run = self._run, None
+            self._traffic.end(run, clock.monotonic_ns())

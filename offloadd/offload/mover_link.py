@@ -36,6 +36,7 @@ from offloadd.mover.messages import (
 from offloadd.offload.arena import ArenaMemory
 from offloadd.offload.lanes import Lane
 from offloadd.offload.processes import WorkerProcess
+from offloadd.tiers.scratch import NO_SCRATCH, Scratch
 
 #: Region number of the arena in `Mapped`.
 ARENA_REGION = 0
@@ -71,6 +72,8 @@ class LaneSpec:
     volume_uuid: bytes = b""
     slab_bytes: int = 0
     data_offset: int = 0
+    #: The device's part of the volume's scratch area.
+    scratch: Scratch = NO_SCRATCH
     #: Called with what the mover says of it, each time that a mover starts: empty when it is served, else why not.
     on_settled: Callable[[str], None] = lambda _: None
 
@@ -183,11 +186,17 @@ class MoverLink:
                 volume_uuid=spec.volume_uuid,
                 slab_bytes=spec.slab_bytes,
                 data_offset=spec.data_offset,
+                scratch_offset=spec.scratch.offset,
+                scratch_bytes=spec.scratch.size_bytes,
             ),
             (theirs.fileno(), *spec.fds),
         )
         self.process.after_sent(theirs.close)
         spec.lane.connect(ours)
+
+    def serves(self, lane: int) -> bool:
+        """Whether the present process has opened the lane; before it has, jobs wait in it."""
+        return lane in self._settled
 
     async def lanes_ready(self) -> None:
         """Wait until every lane's threads stand, or were refused."""

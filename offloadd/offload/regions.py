@@ -65,6 +65,10 @@ class Regions:
         self._by_number: dict[int, Region] = {}
         self._by_session: dict[str, dict[bytes, Region]] = {}
 
+    def new_number(self) -> int:
+        """A number that no region has or had."""
+        return next(self._numbers)
+
     def check(self, session: Session, device: Device, layout: Layout, memories: Memories) -> None:
         """Raise unless the session may register this; the mover checks the layout again against the mapping itself."""
         count = len(self.of_session(session))
@@ -107,7 +111,7 @@ class Regions:
             used = [memory if isinstance(memory, CudaMemory) else attached[memory] for memory in memories]
             sizes = tuple(memory.memory_bytes for memory in used)
             region = Region(
-                number=next(self._numbers),
+                number=self.new_number(),
                 region_id=secrets.token_bytes(REGION_ID_BYTES),
                 session=session,
                 device=device,

@@ -8,6 +8,7 @@ Pins are released by a task of its own when the move is over, whatever became of
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from offloadd.model.enums import Path, Priority, Reason, RestoreStatus, Tier
 from offloadd.model.requests import BlockBatch, RestoreOptions
 from offloadd.mover.messages import Operation
 from offloadd.offload.answers import Answer
+from offloadd.offload.bandwidth import Direction
 from offloadd.offload.core import Active, Core, groups, new_blocks, refuse_expired
 from offloadd.offload.moves import PENDING, Move
 from offloadd.offload.regions import Region
@@ -177,8 +179,9 @@ class Restorer:
         move = core.new_move(count)
         work = _Round(move=move, numbers=np.zeros(count, np.uint32), rows=np.zeros(count, np.uint32), from_volume=np.zeros(count, np.bool_))
         first = 0
+        paths = self._paths(planned, options.path)
         for region, batch, sources, usable in planned:
-            first = self._send(work, first, region, batch, sources, usable, options)
+            first = self._send(work, first, region, batch, sources, usable, options, paths)
         for *_, sources, _ in planned:
             core.catalog.mark_used(sources)
         core.at_end(move, lambda: self._finish(work))
@@ -196,6 +199,22 @@ class Restorer:
         where = "on a volume" if path == Path.DDR else "in the arena or on a volume that it does not reach" if elsewhere else "in the arena"
         raise PathUnavailable(f"path {path.name.lower()} is not available for {wrong} of {count} blocks: they are only {where}")
 
+    def _paths(self, planned: list[tuple[Region, BlockBatch, Sources, npt.NDArray[np.bool_]]], asked: Path) -> dict[tuple[str, int], Path]:
+        """The path between each device and volume of the request: one for all of its bytes there."""
+        moved: Counter[tuple[str, int]] = Counter()
+        # The host has one path, and most requests are its: they need not count.
+        devices = {region.device.name: region.device for region, *_ in planned if len(region.device.volume_paths) > 1}
+        for region, _, sources, usable in planned:
+            if region.device.name not in devices:
+                continue
+            for volume, mine in groups(sources.volume[usable]):
+                if volume >= 0:
+                    moved[region.device.name, volume] += sources.volume[usable][mine].shape[0] * region.payload_bytes
+        return {
+            (name, volume): self._core.path_to(devices[name], volume, asked, Direction.RESTORE, payload_bytes)
+            for (name, volume), payload_bytes in moved.items()
+        }
+
     @staticmethod
     def _goes_by(path: Path, region: Region, sources: Sources) -> npt.NDArray[np.bool_]:
         """Which blocks this path can restore."""
@@ -210,7 +229,15 @@ class Restorer:
                 usable &= sources.volume != volume
 
     def _send(
-        self, work: _Round, first: int, region: Region, batch: BlockBatch, sources: Sources, usable: npt.NDArray[np.bool_], options: RestoreOptions
+        self,
+        work: _Round,
+        first: int,
+        region: Region,
+        batch: BlockBatch,
+        sources: Sources,
+        usable: npt.NDArray[np.bool_],
+        options: RestoreOptions,
+        paths: dict[tuple[str, int], Path],
     ) -> int:
         """Queue the jobs of one batch, lane by lane, in the order of the request."""
         core = self._core
@@ -238,7 +265,8 @@ class Restorer:
                 lane, operation = device.arena_lane, Operation.ARENA_RESTORE
             else:
                 core.fill_sources(blocks, volume, slabs, slots, region.namespace.number)
-                slot_bytes, lane, operation = region.slot_bytes, device.volume_lane(volume, options.path, region.slot_bytes), Operation.RESTORE
+                path = paths.get((device.name, volume), options.path)
+                slot_bytes, lane, operation = region.slot_bytes, device.volume_lane(volume, path, region.slot_bytes), Operation.RESTORE
             assert lane is not None
             background = options.priority == Priority.BACKGROUND
             core.send_jobs(
@@ -325,4 +353,4 @@ class Restorer:
         core.observer.request_done("restore", answer)
         if len(answer.uses) == 1:
             use = answer.uses[0]
-            core.bandwidths.measured("restore", use.tier, use.path, use.payload_bytes, answer.clock.total_ns / 1e9)
+            core.bandwidths.request("restore", use.tier, use.path, use.payload_bytes, answer.clock.total_ns / 1e9)

@@ -16,21 +16,26 @@ from offloadd.errors import InvalidRequest, OffloaddError, Unavailable, UnknownR
 from offloadd.model.enums import Path, Reason, Tier
 from offloadd.model.namespace import Namespace
 from offloadd.model.region import Layout
+from offloadd.mover.messages import Operation
 from offloadd.offload.arena import ArenaMemory, make_arena
+from offloadd.offload.bandwidth import REQUEST_WEIGHT, Bandwidths, Choice, Direction, Route
 from offloadd.offload.core import Core, Observer
 from offloadd.offload.devices import HOST, Device
 from offloadd.offload.events import Events
 from offloadd.offload.evict import Evictor
 from offloadd.offload.lanes import Lane
 from offloadd.offload.lookup import Lookups
+from offloadd.offload.measure import Measurer
 from offloadd.offload.mover_link import LaneSpec, MoverLink
 from offloadd.offload.namespaces import NamespaceEntry, Namespaces
 from offloadd.offload.regions import Memories, Region, Regions, namespace_fields
 from offloadd.offload.restore import Restorer
 from offloadd.offload.sessions import Session, SessionTable
 from offloadd.offload.spill import Spiller
+from offloadd.offload.traffic import Run, Traffic
 from offloadd.offload.volume_link import VolumeLink, VolumeOptions
 from offloadd.scheduler.lane_queue import LaneQueue
+from offloadd.tiers.scratch import NO_SCRATCH, Scratch
 
 log = structlog.get_logger()
 
@@ -69,6 +74,8 @@ class OffloadSettings:
     requests_max: int
     requests_per_session_max: int
     keep_grace_s: float
+    #: Between two measurements of a route; 0: only when it is opened.
+    measure_interval_s: float = 0.0
     #: GPUs, each `cuda:N` or a UUID.
     gpus: tuple[str, ...] = ()
     #: What their copies go by: "auto", "engines" or "kernels".
@@ -81,6 +88,16 @@ class OffloadSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class VolumeRoute:
+    """A route between a GPU and one volume. `note`: why it is not served, or what a measurement did not go well by."""
+
+    route: Route
+    volume: str
+    available: bool
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
 class WayNote:
     """One (device, tier, path): whether requests may take it, and why not."""
 
@@ -89,6 +106,8 @@ class WayNote:
     path: Path
     available: bool
     note: str
+    #: Of a GPU's way to volumes.
+    volumes: tuple[VolumeRoute, ...] = ()
 
 
 @dataclass(slots=True)
@@ -104,6 +123,7 @@ class Offload:
     restorer: Restorer = field(init=False)
     lookups: Lookups = field(init=False)
     spiller: Spiller = field(init=False)
+    measurer: Measurer = field(init=False)
     arena: ArenaMemory | None = None
     ready_s: float = 0.0
     _lane_numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(ARENA_LANE + 1))
@@ -137,6 +157,9 @@ class Offload:
             verify_target=settings.verify_target,
             verify=settings.verify,
         )
+        self.core.bandwidths = Bandwidths(self._choice_turned)
+        self.core.traffic = Traffic(self._run_over)
+        self.measurer = Measurer(self.core, interval_s=settings.measure_interval_s)
         self.spiller = Spiller(self.core)
         self.evictor = Evictor(self.core, self.spiller)
         self.restorer = Restorer(self.core)
@@ -163,7 +186,7 @@ class Offload:
         for device in self.core.devices.values():
             device.mover.start(arena)
             if arena is not None:
-                device.arena_lane = lane = self._lane(ARENA_LANE, "arena", Tier.ARENA, Path.DDR)
+                device.arena_lane = lane = self._lane(ARENA_LANE, "arena", Tier.ARENA, Path.DDR, device.name)
                 device.mover.add_lane(LaneSpec(lane=lane, thread_count=settings.lane_threads, staging_slot_bytes=settings.staging_slot_bytes))
         for options in settings.volumes:
             link = VolumeLink(
@@ -214,7 +237,7 @@ class Offload:
         )
         return arena
 
-    def _lane(self, number: int, name: str, tier: Tier, path: Path) -> Lane:
+    def _lane(self, number: int, name: str, tier: Tier, path: Path, device: str, volume: int = -1) -> Lane:
         settings = self.settings
         # One slice a thread is what a restore may have to wait for; evict jobs are no longer than that.
         write_bytes = settings.evict_slices_in_flight * settings.staging_slot_bytes
@@ -231,6 +254,9 @@ class Offload:
             ),
             read_bytes_max=settings.restore_bytes_in_flight // 2,
             write_bytes_max=write_bytes,
+            device=device,
+            volume=volume,
+            traffic=self.core.traffic,
         )
 
     def _volume_opened(self, volume: VolumeLink) -> None:
@@ -240,9 +266,13 @@ class Offload:
         opened = volume.opened
         assert opened is not None
         settings = self.settings
+        whole = Scratch(opened.scratch_offset, opened.scratch_bytes)
+        gpus = [device for device in self.core.devices.values() if device.is_gpu]
         for device in self.core.devices.values():
+            scratch = whole.part(gpus.index(device), len(gpus)) if device.is_gpu else NO_SCRATCH
             for path in device.volume_paths:
-                lane = self._lane(next(self._lane_numbers), volume.options.path, Tier.VOLUME, path)
+                lane = self._lane(next(self._lane_numbers), volume.options.path, Tier.VOLUME, path, device.name, volume.ordinal)
+                settled = functools.partial(self._route_settled, device, volume, lane, scratch)
                 device.mover.add_lane(
                     LaneSpec(
                         lane=lane,
@@ -252,15 +282,54 @@ class Offload:
                         volume_uuid=opened.volume_uuid,
                         slab_bytes=opened.slab_bytes,
                         data_offset=opened.data_offset,
-                        on_settled=functools.partial(device.settled, volume.ordinal, lane),
+                        scratch=scratch,
+                        on_settled=settled,
                     )
                 )
                 if path != Path.GDS:
                     # Jobs wait in the lane while the mover starts. Whether there is a way past the host only the mover can tell.
-                    device.settled(volume.ordinal, lane, "")
+                    settled("")
         for entry in self.core.namespaces.entries:
             if entry.tenant and not entry.dropped:
                 await self._add_namespace(volume, entry)
+
+    def _route_settled(self, device: Device, volume: VolumeLink, lane: Lane, scratch: Scratch, why: str) -> None:
+        """The mover serves a lane to a volume (`why` empty), or does not."""
+        device.settled(volume.ordinal, lane, why)
+        route = Route(device.name, volume.ordinal, lane.path)
+        if why:
+            self.core.bandwidths.withdraw(route)
+        else:
+            self.core.bandwidths.serve(route)
+        if device.is_gpu:
+            self.measurer.settled(device, volume.ordinal, volume.options.path, scratch)
+
+    def _run_over(self, run: Run) -> None:
+        """A lane is idle again: what it did tells how fast its route is, if nothing else moved."""
+        if self.measurer.run_over(run) or run.volume < 0:
+            return
+        route = Route(run.device, run.volume, run.path)
+        if run.bounced:
+            self.core.bandwidths.failed(route, f"{run.path.name.lower()}: bytes of a request passed the host")
+        elif run.counts:
+            direction = Direction.EVICT if run.operation == Operation.EVICT else Direction.RESTORE
+            self.core.bandwidths.measured(route, direction, run.payload_bytes, run.seconds, REQUEST_WEIGHT)
+
+    def _choice_turned(self, choice: Choice) -> None:
+        path, before = choice.path.name.lower(), choice.before.name.lower()
+        if Path.AUTO in (choice.path, choice.before):
+            return
+        self.core.counters[f"auto_{choice.direction.value}_turned_to_{path}"] += 1
+        log.info(
+            "auto takes another path",
+            device=choice.device,
+            volume=self.core.volume(choice.volume).options.path,
+            operation=choice.direction.value,
+            size=choice.size.name.lower(),
+            path=path,
+            before=before,
+            bytes_per_s={one.name.lower(): round(rate) for one, rate in choice.rates},
+        )
 
     async def _expire_holds(self) -> None:
         while True:
@@ -279,6 +348,7 @@ class Offload:
     async def _drain(self) -> int:
         self.core.draining = True
         spilled = 0
+        await self.measurer.stop()
         try:
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
                 await self.core.idle()
@@ -385,10 +455,27 @@ class Offload:
             ]
             for path in device.volume_paths:
                 served = usable and volume and device.has_path(path)
-                notes.append(WayNote(device.name, Tier.VOLUME, path, served, device.note or no_volume or device.refusal(path)))
+                why = device.note or no_volume or device.refusal(path)
+                notes.append(WayNote(device.name, Tier.VOLUME, path, served, why, self._volume_routes(device, path)))
         if not gpus:
             notes += [WayNote("cuda", Tier.VOLUME, path, False, "no CUDA device") for path in (Path.BOUNCE, Path.GDS)]
         return notes
+
+    def volume_routes(self) -> list[VolumeRoute]:
+        """Every route between a GPU and a volume that is open."""
+        gpus = [device for device in self.core.devices.values() if device.is_gpu]
+        return [route for device in gpus for path in device.volume_paths for route in self._volume_routes(device, path)]
+
+    def _volume_routes(self, device: Device, path: Path) -> tuple[VolumeRoute, ...]:
+        routes = []
+        for volume in self.core.volumes:
+            if volume.opened is None:
+                continue
+            route = Route(device.name, volume.ordinal, path)
+            refusal = device.refusals.get((volume.ordinal, path), "")
+            note = refusal or self.core.bandwidths.failure(route) or self.measurer.note(device.name, volume.ordinal)
+            routes.append(VolumeRoute(route, volume.options.path, (volume.ordinal, path) in device.volume_lanes, note))
+        return tuple(routes)
 
     def refuse_draining(self) -> None:
         """Raise `Unavailable` while the daemon drains."""

@@ -8,7 +8,8 @@ import grpc
 
 from offloadd import __version__
 from offloadd.errors import AlreadyOpen, InvalidRequest, UnknownSession
-from offloadd.offload.service import Offload
+from offloadd.offload.bandwidth import Bandwidths, Direction, SizeClass
+from offloadd.offload.service import Offload, VolumeRoute
 from offloadd.offload.sessions import Session
 from offloadd.rpc import convert
 from offloadd.rpc.convert import RequestLimits
@@ -171,6 +172,29 @@ def path_capabilities(offload: Offload) -> list[pb.PathCapability]:
             note=way.note,
             restore_bytes_per_s=round(rates.rate("restore", way.tier, way.path)),
             evict_bytes_per_s=round(rates.rate("evict", way.tier, way.path)),
+            volumes=[_volume_rates(rates, one) for one in way.volumes],
         )
         for way in offload.way_notes()
     ]
+
+
+def _volume_rates(rates: Bandwidths, one: VolumeRoute) -> pb.VolumeRates:
+    def rate(direction: Direction, size: SizeClass) -> int:
+        return round(rates.rate_of(one.route, direction, size))
+
+    def is_taken(direction: Direction, size: SizeClass) -> bool:
+        return rates.choice_of(one.route.device, one.route.volume, direction, size) == one.route.path
+
+    return pb.VolumeRates(
+        volume=one.volume,
+        available=one.available,
+        note=one.note,
+        restore_bytes_per_s=rate(Direction.RESTORE, SizeClass.LARGE),
+        restore_small_bytes_per_s=rate(Direction.RESTORE, SizeClass.SMALL),
+        evict_bytes_per_s=rate(Direction.EVICT, SizeClass.LARGE),
+        evict_small_bytes_per_s=rate(Direction.EVICT, SizeClass.SMALL),
+        restore_auto=is_taken(Direction.RESTORE, SizeClass.LARGE),
+        restore_small_auto=is_taken(Direction.RESTORE, SizeClass.SMALL),
+        evict_auto=is_taken(Direction.EVICT, SizeClass.LARGE),
+        evict_small_auto=is_taken(Direction.EVICT, SizeClass.SMALL),
+    )

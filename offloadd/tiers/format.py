@@ -3,13 +3,15 @@
     0                     superblock A   4 KiB
     4 KiB                 superblock B   4 KiB      the valid one with the higher `write_count` counts
     64 KiB                namespace table           `namespace_count` entries of 4 KiB, ordinal = position
+    next whole MiB        scratch                   nobody's: written and read back to see how a way to the volume does; may have no bytes
     data_offset           slab 0, slab 1, …         `slab_bytes` each
 
     slab:  header 4 KiB | summary, 64 B a slot, padded to 4 KiB | slot 0 | slot 1 | …
     slot:  header 4 KiB | payload padded to 4 KiB
 
 Everything is little-endian. Every 4 KiB record ends with the CRC32C of its first 4092 bytes, so one flipped bit anywhere in it is seen.
-A slot describes itself; slab summaries are hints. See docs/architecture.md for why a summary in each slab replaces one checkpoint.
+A slot describes itself; slab summaries are hints. Scratch is what lies between the table and `data_offset`: nothing, on volumes that were formatted before it
+was left free. See docs/architecture.md for why a summary in each slab replaces one checkpoint.
 """
 
 from dataclasses import dataclass
@@ -41,6 +43,11 @@ CHUNK_BYTES = 4 * MIB
 #: Offset of the chunk CRCs in a slot header, and how many fit: payloads up to 3.5 GiB.
 CHUNK_TABLE_OFFSET = 512
 CHUNK_COUNT_MAX = (SECTOR_BYTES - CHUNK_TABLE_OFFSET - 4) // 4
+
+#: Most scratch that a volume has: several long I/Os of every thread of a lane.
+SCRATCH_BYTES_MAX = 32 * MIB
+#: Scratch is made of what the slabs leave over, and where that is less, of one slab in so many.
+SLABS_PER_SCRATCH_SLAB = 100
 
 CHECKSUM_CRC32C = 1
 #: The checksum is the CRC32C of the chunk CRC table.
@@ -213,6 +220,16 @@ class Geometry:
     data_offset: int
     namespace_count: int
 
+    @property
+    def scratch_offset(self) -> int:
+        """Byte offset of the scratch area, a whole MiB."""
+        return _tables_end(self.namespace_count)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Length of the scratch area, in whole MiB; 0 where there is none."""
+        return max(0, self.data_offset - self.scratch_offset) // MIB * MIB
+
     def slab_offset(self, slab: int) -> int:
         """Byte offset of a slab's header."""
         return self.data_offset + slab * self.slab_bytes
@@ -228,18 +245,26 @@ class Geometry:
 
 def plan_geometry(*, volume_uuid: bytes, volume_bytes: int, slab_bytes: int, namespace_count: int) -> Geometry:
     """The geometry of a new volume of `volume_bytes`; raises `VolumeDamaged` when not even one slab fits."""
-    data_offset = align_up(NAMESPACE_TABLE_OFFSET + namespace_count * SECTOR_BYTES, MIB)
-    slab_count = max(0, volume_bytes - data_offset) // slab_bytes
+    tables_end = _tables_end(namespace_count)
+    slab_count = max(0, volume_bytes - tables_end) // slab_bytes
     if slab_count < 1:
-        raise VolumeDamaged(f"a volume of {volume_bytes} bytes has no room for one slab: {data_offset} bytes of tables and slab_bytes {slab_bytes} are needed")
+        raise VolumeDamaged(f"a volume of {volume_bytes} bytes has no room for one slab: {tables_end} bytes of tables and slab_bytes {slab_bytes} are needed")
+    spare_bytes = volume_bytes - tables_end - slab_count * slab_bytes
+    given_up = min(-(-max(0, SCRATCH_BYTES_MAX - spare_bytes) // slab_bytes), slab_count // SLABS_PER_SCRATCH_SLAB)
+    slab_count -= given_up
+    scratch_bytes = min(SCRATCH_BYTES_MAX, spare_bytes + given_up * slab_bytes) // MIB * MIB
     return Geometry(
         volume_uuid=volume_uuid,
         volume_bytes=volume_bytes,
         slab_bytes=slab_bytes,
         slab_count=slab_count,
-        data_offset=data_offset,
+        data_offset=tables_end + scratch_bytes,
         namespace_count=namespace_count,
     )
+
+
+def _tables_end(namespace_count: int) -> int:
+    return align_up(NAMESPACE_TABLE_OFFSET + namespace_count * SECTOR_BYTES, MIB)
 
 
 def slot_bytes_for(payload_bytes: int) -> int:

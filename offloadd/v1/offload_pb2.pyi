@@ -493,8 +493,34 @@ class GetCapabilitiesRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class VolumeRates(_message.Message):
+    __slots__ = ("volume", "available", "note", "restore_bytes_per_s", "restore_small_bytes_per_s", "evict_bytes_per_s", "evict_small_bytes_per_s", "restore_auto", "restore_small_auto", "evict_auto", "evict_small_auto")
+    VOLUME_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_SMALL_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    EVICT_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    EVICT_SMALL_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_AUTO_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_SMALL_AUTO_FIELD_NUMBER: _ClassVar[int]
+    EVICT_AUTO_FIELD_NUMBER: _ClassVar[int]
+    EVICT_SMALL_AUTO_FIELD_NUMBER: _ClassVar[int]
+    volume: str
+    available: bool
+    note: str
+    restore_bytes_per_s: int
+    restore_small_bytes_per_s: int
+    evict_bytes_per_s: int
+    evict_small_bytes_per_s: int
+    restore_auto: bool
+    restore_small_auto: bool
+    evict_auto: bool
+    evict_small_auto: bool
+    def __init__(self, volume: _Optional[str] = ..., available: _Optional[bool] = ..., note: _Optional[str] = ..., restore_bytes_per_s: _Optional[int] = ..., restore_small_bytes_per_s: _Optional[int] = ..., evict_bytes_per_s: _Optional[int] = ..., evict_small_bytes_per_s: _Optional[int] = ..., restore_auto: _Optional[bool] = ..., restore_small_auto: _Optional[bool] = ..., evict_auto: _Optional[bool] = ..., evict_small_auto: _Optional[bool] = ...) -> None: ...
+
 class PathCapability(_message.Message):
-    __slots__ = ("tier", "path", "device", "available", "note", "restore_bytes_per_s", "evict_bytes_per_s")
+    __slots__ = ("tier", "path", "device", "available", "note", "restore_bytes_per_s", "evict_bytes_per_s", "volumes")
     TIER_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -502,6 +528,7 @@ class PathCapability(_message.Message):
     NOTE_FIELD_NUMBER: _ClassVar[int]
     RESTORE_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     EVICT_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    VOLUMES_FIELD_NUMBER: _ClassVar[int]
     tier: Tier
     path: Path
     device: str
@@ -509,7 +536,8 @@ class PathCapability(_message.Message):
     note: str
     restore_bytes_per_s: int
     evict_bytes_per_s: int
-    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., path: _Optional[_Union[Path, str]] = ..., device: _Optional[str] = ..., available: _Optional[bool] = ..., note: _Optional[str] = ..., restore_bytes_per_s: _Optional[int] = ..., evict_bytes_per_s: _Optional[int] = ...) -> None: ...
+    volumes: _containers.RepeatedCompositeFieldContainer[VolumeRates]
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., path: _Optional[_Union[Path, str]] = ..., device: _Optional[str] = ..., available: _Optional[bool] = ..., note: _Optional[str] = ..., restore_bytes_per_s: _Optional[int] = ..., evict_bytes_per_s: _Optional[int] = ..., volumes: _Optional[_Iterable[_Union[VolumeRates, _Mapping]]] = ...) -> None: ...
 
 class GetCapabilitiesResponse(_message.Message):
     __slots__ = ("version", "blocks_per_request_max", "regions_per_session_max", "planes_per_region_max", "payload_bytes_max", "deadline", "keep_ttl", "paths")

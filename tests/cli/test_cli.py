@@ -76,7 +76,13 @@ def busy_status() -> admin_pb2.StatusResponse:
             offload_pb2.PathCapability(
                 tier=offload_pb2.TIER_ARENA, path=offload_pb2.PATH_DDR, device="host", available=True, restore_bytes_per_s=9_100_000_000, evict_bytes_per_s=0
             ),
-            offload_pb2.PathCapability(tier=offload_pb2.TIER_VOLUME, path=offload_pb2.PATH_GDS, device="cuda:0", note="no CUDA device on this machine"),
+            offload_pb2.PathCapability(
+                tier=offload_pb2.TIER_VOLUME,
+                path=offload_pb2.PATH_GDS,
+                device="cuda:0",
+                note="no CUDA device on this machine",
+                volumes=[offload_pb2.VolumeRates(volume="/dev/nvme0n1", restore_bytes_per_s=6_200_000_000, restore_auto=True, note="no scratch area")],
+            ),
         ],
         counters=[
             admin_pb2.Counter(name='offloadd_blocks_total{operation="evict",outcome="stored",tier="arena"}', value=123_456),
@@ -202,6 +208,7 @@ def test_the_json_has_every_field_of_the_answer() -> None:
         ("paths", offload_pb2.PathCapability),
     ):
         assert set(values[name][0]) == names(message)
+    assert set(values["paths"][1]["volumes"][0]) == names(offload_pb2.VolumeRates)
 
 
 def test_the_status_fits_80_columns_and_hides_nothing() -> None:
@@ -222,6 +229,8 @@ def test_the_status_fits_80_columns_and_hides_nothing() -> None:
         "can'tbeused",
         "beef:opendevice'GPU-0123abcd':CUDA_ERROR_OUT_OF_MEMORY",
         "9.1GB/s",
+        "6.2GB/s*",
+        "cuda:0,/dev/nvme0n1:noscratcharea",
         "123,456",
     ):
         assert fact in joined, fact

@@ -6,7 +6,9 @@ from shutil import rmtree
 
 import pytest
 
-from offloadd.client import Client
+from offloadd.model.enums import Path as Way
+from offloadd.offload.measure import NOT_YET
+from offloadd.v1 import offload_pb2
 
 from ..standin.build import Paths, build, compiler
 from ..standin.controls import Control, Process, environment, wait_until
@@ -82,16 +84,21 @@ class Node:
         rmtree(self.runtime, ignore_errors=True)
 
 
+def gds_capability(daemon: DaemonProcess, device: str = "cuda:0", path: Way = Way.GDS) -> offload_pb2.PathCapability:
+    (found,) = [one for one in daemon.status().paths if (one.path, one.device) == (path, device)]
+    return found
+
+
 def settled_gds(daemon: DaemonProcess) -> tuple[bool, str]:
-    """Whether there is a way past the host, and why not: once the mover has opened its lane, or has given up."""
+    """Whether there is a way past the host, and why not: once the mover has opened its lane and it was measured, or has given up."""
 
-    def gds() -> tuple[bool, str]:
-        with Client.connect(daemon.runtime_dir, instance="looks", timeout_s=60) as client:
-            (found,) = [one for one in client.capabilities().paths if one.path.name == "GDS"]
-            return found.available, found.note
+    def settled() -> bool:
+        volumes = gds_capability(daemon).volumes
+        return len(volumes) == len(daemon.volumes) and all(not one.note.startswith(NOT_YET) and (one.available or one.note) for one in volumes)
 
-    daemon.wait_until(lambda: any(gds()), "the opening of the gds lane")
-    return gds()
+    daemon.wait_until(settled, "the opening of the gds lane", timeout_s=120)
+    found = gds_capability(daemon)
+    return found.available, found.note
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const size_t MAX_PITCH = 0x7fffffff;
+static const size_t MAX_PITCH = 0x7fffffff, LONG_HOST_COPY = 256 << 10;
 
 struct side { /* rows of one operand */
     CUdeviceptr address;
@@ -36,11 +36,22 @@ static void do_piece(struct copy_piece *piece) {
     standin_count(piece->copies, 1), standin_count(piece->bytes, (int64_t)(piece->width * piece->height));
 }
 
+/* Of payloads, as opposed to headers and numbers: what a path past the host does not have. */
+static size_t host_bytes(const struct copy *copy) {
+    size_t total = 0;
+    for (size_t i = 0; i < copy->count; i++)
+        if (copy->pieces[i].copies == COUNT_host_to_device_copies || copy->pieces[i].copies == COUNT_device_to_host_copies)
+            total += copy->pieces[i].width * copy->pieces[i].height;
+    return total;
+}
+
 /* The pieces of a batch have no order among themselves: the last one first shows who relies on one. */
 static void do_copy(struct standin_work *work) {
     struct copy *copy = (struct copy *)work;
     static struct standin_entry entry = {.name = "copy"};
+    static struct standin_entry host_entry = {.name = "long host copy"};
     int code = standin_enter(&entry).code;
+    if (!code && host_bytes(copy) >= LONG_HOST_COPY) code = standin_enter(&host_entry).code;
     if (code) standin_fail_context(work, code);
     for (size_t i = copy->count; i-- && !work->context->sticky;) do_piece(&copy->pieces[i]);
 }

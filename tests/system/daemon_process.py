@@ -38,6 +38,7 @@ class DaemonProcess:
     gpu_copies: str = "engines"
     #: Arguments of the interpreter; the configuration's path comes after them.
     command: tuple[str, ...] = ("-m", "offloadd", "serve", "--config")
+    measure_interval_s: float = 0.0
     environment: dict[str, str] | None = None
     process: subprocess.Popen[bytes] | None = None
 
@@ -59,7 +60,7 @@ class DaemonProcess:
         text = section("daemon", {"runtime_dir": str(self.runtime_dir), "metrics_listen": "127.0.0.1:0", "log_format": "text", "log_level": "info"})
         text += section("arena", {"arena_bytes": self.arena_bytes, "slab_bytes": 16 * MIB, "huge_pages": "never"})
         text += section("mover", self.mover) + section("limits", self.limits)
-        text += f"[gpu]\ndevices = {list(self.gpus)}\ncopies = {self.gpu_copies!r}\n"
+        text += section("gpu", {"devices": list(self.gpus), "copies": self.gpu_copies, "measure_interval_s": float(self.measure_interval_s)})
         for volume in self.volumes:
             text += "[[volume]]\n" + section("x", {"path": str(volume), "open_slabs": self.open_slabs, "io_threads": self.io_threads}).split("\n", 1)[1]
         self.config.write_text(text)
