@@ -7,6 +7,7 @@ does not can't share memory.
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -45,8 +46,8 @@ class _Restores:
         self._enough = threading.Event()
         self._first = threading.Event()
         self._failure: Exception | None = None
-        #: Seconds of each, and nanoseconds of all by stage.
-        self.seconds: list[float] = []
+        #: When each began, its seconds, and nanoseconds of all by stage.
+        self.spans: list[tuple[float, float]] = []
         self.stage_ns: dict[str, int] = {}
         self.slice_count = self.bounced_count = 0
 
@@ -61,11 +62,16 @@ class _Restores:
 
     def one(self) -> None:
         """One restore of all blocks."""
-        self.seconds.append(self._lane.run(self._operation, self._records, self._slot_bytes))
+        start = time.perf_counter()
+        self.spans.append((start, self._lane.run(self._operation, self._records, self._slot_bytes)))
         for stage, nanoseconds in self._lane.stage_ns.items():
             self.stage_ns[stage] = self.stage_ns.get(stage, 0) + nanoseconds
         self.slice_count += self._lane.slice_count
         self.bounced_count += self._lane.bounced_count
+
+    def since(self, begin: float) -> list[float]:
+        """Seconds of those that ended later."""
+        return [seconds for start, seconds in self.spans if start + seconds > begin]
 
     def __enter__(self) -> "_Restores":
         self._enough.clear()
@@ -99,18 +105,22 @@ class _Node:
         idle = self._idle(restores)
         alone: list[float] = []
         beside: list[float] = []
+        seconds: list[float] = []
         for _ in range(turns):
             alone += self._decode.run(steps)
             with restores:
+                begin = time.perf_counter()
                 beside += self._decode.run(steps)
+            # Not those with no step beside them yet.
+            seconds += restores.since(begin)
         if restores.bounced_count:
             raise RuntimeError(f"{restores.bounced_count} of {restores.slice_count} slices bounced: these were no restores by {path}")
         return {
             "alone": alone,
             "beside": beside,
             "idle": idle,
-            "restores": restores.seconds,
-            "stages_ms": {name.replace("_ns", "_ms"): value / 1e6 / len(restores.seconds) for name, value in restores.stage_ns.items()},
+            "restores": seconds,
+            "stages_ms": {name.replace("_ns", "_ms"): value / 1e6 / len(restores.spans) for name, value in restores.stage_ns.items()},
             "way": self._way(path, restores),
         }
 
@@ -130,7 +140,8 @@ class _Node:
         """Seconds of restores with no step beside them."""
         for _ in range(self._work.round_count):
             restores.one()
-        idle, restores.seconds = restores.seconds, []
+        idle = [seconds for _, seconds in restores.spans]
+        restores.spans.clear()
         restores.stage_ns.clear()
         return idle
 

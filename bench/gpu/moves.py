@@ -255,12 +255,14 @@ def _tell(figures: Figures, work: Blocks, path: str, runs: Runs, way: str, ceili
     for name in ("restore", "evict"):
         series = runs.series[name]
         spent = stage_detail(series)
+        # DURABLE evicts are among those of the whole daemon.
+        kind: Detail = {"writes": "O_DIRECT, not synced"} if name == "evict" and path != "ddr" else {}
         figures.add(
             f"{work.name}: stages of {name} by {path}, mover alone ({told_stages(spent)})",
             float(np.median(series.seconds)) * 1e3,
             "ms",
             way=way,
-            detail={**Summary.of(series.seconds).detail(1e3, "ms_"), **spent},
+            detail={**Summary.of(series.seconds).detail(1e3, "ms_"), **spent, **kind},
         )
 
 
