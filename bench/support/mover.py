@@ -22,14 +22,17 @@ from offloadd.mover.messages import (
     JOB_BLOCKS_MAX,
     AddLane,
     ControlAnswer,
+    Copied,
     Hello,
     Job,
     LaneAnswer,
     LaneReady,
+    LaneRefused,
     MapArena,
     Mapped,
     MapRegion,
     Operation,
+    Piece,
     PlaneSpec,
     SliceDone,
 )
@@ -52,6 +55,10 @@ ANSWER_TIMEOUT_S = 300.0
 Records = npt.NDArray[Any]
 
 
+class LaneRefusedError(RuntimeError):
+    """The mover has no such way; its text says why."""
+
+
 class LaneEnd:
     """The front's end of one lane."""
 
@@ -60,14 +67,19 @@ class LaneEnd:
         self._numbers = itertools.count(1)
         #: Thread nanoseconds of the last run by stage.
         self.stage_ns: dict[str, int] = {}
+        #: Slices of the last run, and those of them whose bytes did not go past the host though the lane does.
+        self.slice_count = 0
+        self.bounced_count = 0
+        #: Seconds until the last source of the last run had been copied; 0 if it was no evict.
+        self.copied_s = 0.0
 
     def run(self, operation: Operation, records: Records, slot_bytes: int, *, verify: bool = True) -> float:
         """Move all blocks and return the seconds from the first job sent to the last result. RuntimeError if a block failed."""
-        per_job = max(1, min(JOB_BLOCKS_MAX, JOB_BYTES // slot_bytes))
-        waiting = [records[first : first + per_job] for first in range(0, len(records), per_job)]
+        waiting = parts_of(records, slot_bytes)
         left: dict[int, int] = {}
         self.stage_ns = dict.fromkeys(("queue_ns", "copy_ns", "checksum_ns", "io_ns"), 0)
-        failed = 0
+        failed = self.slice_count = self.bounced_count = 0
+        self.copied_s = 0.0
         start = time.perf_counter()
         while waiting or left:
             while waiting and len(left) < JOBS_IN_FLIGHT:
@@ -89,7 +101,11 @@ class LaneEnd:
             if received is None:
                 raise RuntimeError("the mover closed the lane")
             done = received[0]
+            if isinstance(done, Copied):
+                self.copied_s = time.perf_counter() - start
             if isinstance(done, SliceDone):
+                self.slice_count += 1
+                self.bounced_count += done.bounced
                 results = np.frombuffer(done.results, dtype=RESULT_DTYPE)
                 if operation == Operation.ARENA_EVICT:
                     records["checksum"][results["position"]] = results["checksum"]
@@ -106,52 +122,72 @@ class LaneEnd:
 
 
 class MoverProcess:
-    """One mover; a context manager."""
+    """One mover, of the host or of a GPU (`cuda:N` or its UUID); a context manager. RuntimeError with its reason if it can't use the device."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "host") -> None:
         ours, theirs = socket_pair()
         ours.settimeout(ANSWER_TIMEOUT_S)
+        self._log_fd = os.memfd_create("mover-log")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "offloadd.mover.main", "--fd", str(theirs.fileno())],
+            [sys.executable, "-m", "offloadd.mover.main", "--fd", str(theirs.fileno()), "--device", device],
             pass_fds=[theirs.fileno()],
             env={**os.environ, **MOVER_ENVIRONMENT},
+            stderr=self._log_fd,
             cwd=ROOT,
         )
         theirs.close()
         self._control: Channel[ControlAnswer] = Channel(ours, ControlAnswer)
         self._lanes: list[Channel[LaneAnswer]] = []
-        if not isinstance(self._receive(), Hello):
-            raise RuntimeError("the mover did not say hello")
+        hello = self._receive()
+        if not isinstance(hello, Hello):
+            raise RuntimeError(f"the mover did not say hello, but {hello}")
+        if hello.note:
+            self.__exit__()
+            raise RuntimeError(f"the mover of {device} can't use it: {hello.note}")
 
     @property
     def pid(self) -> int:
         """Its process id."""
         return self.process.pid
 
+    @property
+    def said(self) -> str:
+        """What it has written to its standard error so far, such as that the arena is not page-locked."""
+        return os.pread(self._log_fd, os.fstat(self._log_fd).st_size, 0).decode(errors="replace")
+
     def _receive(self) -> ControlAnswer:
         received = self._control.receive()
         if received is None:
-            raise RuntimeError("the mover is gone")
+            raise RuntimeError(f"the mover is gone: {self.said}")
         return received[0]
 
     def _ask(self, message: Any, fds: Sequence[int], expected: ControlAnswer) -> None:
         self._control.send(message, fds)
         answer = self._receive()
+        if isinstance(answer, LaneRefused):
+            raise LaneRefusedError(answer.why)
         if answer != expected:
             raise RuntimeError(f"the mover answered {answer}")
 
     def map_region(self, number: int, fd: int, layout: Layout, memory_bytes: int) -> None:
         """Map engine memory that lies in one memfd."""
+        self._map(number, [fd], layout, memory_bytes, ())
+
+    def map_device_memory(self, number: int, piece: Piece, layout: Layout, memory_bytes: int) -> None:
+        """Map engine memory of another process on the mover's GPU: a process can't open what it exported itself."""
+        self._map(number, [], layout, memory_bytes, (piece,))
+
+    def _map(self, number: int, fds: Sequence[int], layout: Layout, memory_bytes: int, pieces: tuple[Piece, ...]) -> None:
         planes = tuple(PlaneSpec(plane.memory, plane.offset_bytes, plane.block_stride_bytes, plane.block_bytes) for plane in layout.planes)
-        message = MapRegion(region=number, memory_bytes=(memory_bytes,), block_count=layout.block_count, planes=planes)
-        self._ask(message, [fd], Mapped(region=number))
+        message = MapRegion(region=number, memory_bytes=(memory_bytes,), block_count=layout.block_count, planes=planes, pieces=pieces)
+        self._ask(message, fds, Mapped(region=number))
 
     def map_arena(self, fd: int, arena_bytes: int) -> None:
         """Map the arena."""
         self._ask(MapArena(arena_bytes=arena_bytes, huge_pages=True), [fd], Mapped(region=0))
 
-    def add_lane(self, number: int, file: VolumeFile | None = None, geometry: Geometry | None = None) -> LaneEnd:
-        """Start a lane: of the volume, or of the arena."""
+    def add_lane(self, number: int, file: VolumeFile | None = None, geometry: Geometry | None = None, *, path: str = "host") -> LaneEnd:
+        """Start a lane: to the volume by `path`, or to the arena. Raises LaneRefusedError where the device has no such way to this volume."""
         ours, theirs = socket_pair()
         ours.settimeout(ANSWER_TIMEOUT_S)
         fds = [theirs.fileno()]
@@ -160,15 +196,20 @@ class MoverProcess:
             fds += [file.data_fd, file.synced_fd]
             message = AddLane(
                 lane=number,
-                path="host",
+                path=path,
                 thread_count=THREADS,
                 staging_slot_bytes=STAGING_SLOT_BYTES,
                 volume_uuid=geometry.volume_uuid,
                 slab_bytes=geometry.slab_bytes,
                 data_offset=geometry.data_offset,
             )
-        self._ask(message, fds, LaneReady(lane=number))
-        theirs.close()
+        try:
+            self._ask(message, fds, LaneReady(lane=number))
+        except LaneRefusedError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         channel: Channel[LaneAnswer] = Channel(ours, LaneAnswer)
         self._lanes.append(channel)
         return LaneEnd(channel)
@@ -181,6 +222,14 @@ class MoverProcess:
             channel.close()
         self._control.close()
         self.process.wait(30)
+        sys.stderr.write(self.said)
+        os.close(self._log_fd)
+
+
+def parts_of(records: Records, slot_bytes: int) -> list[Records]:
+    """The records of each job, as the front cuts a move."""
+    per_job = max(1, min(JOB_BLOCKS_MAX, JOB_BYTES // slot_bytes))
+    return [records[first : first + per_job] for first in range(0, len(records), per_job)]
 
 
 def layout_of(block_bytes: int, block_count: int, plane_count: int) -> Layout:

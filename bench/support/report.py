@@ -3,7 +3,7 @@
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -65,6 +65,8 @@ class Report:
         self.directory: Path = arguments.dir
         self.tiny: bool = arguments.tiny
         self.results: Path = arguments.results
+        #: With the benchmark's own options.
+        self.arguments = arguments
         self.figures: list[Figure] = []
         self.facts: Detail = {}
         #: Longer texts, for the file alone.
@@ -129,12 +131,17 @@ def _optional(value: float | None) -> str:
 
 
 @contextmanager
-def benchmark(name: str, question: str) -> Iterator[Report]:
-    """Parse the command line, run the body, and report; volumes are made in a directory of their own that goes afterwards."""
+def benchmark(name: str, question: str, add_options: Callable[[argparse.ArgumentParser], None] | None = None) -> Iterator[Report]:
+    """Parse the command line, run the body, and report; volumes are made in a directory of their own that goes afterwards.
+
+    `add_options`: adds options of the benchmark's own, which are then in `arguments`.
+    """
     parser = argparse.ArgumentParser(prog=f"bench.{name}", description=question)
     parser.add_argument("--tiny", action="store_true", help="a run of seconds that proves nothing but that the benchmark works")
     parser.add_argument("--dir", type=Path, default=ROOT / "bench" / "results", help="where volumes are made and removed again (default: bench/results)")
     parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results", help="where NAME.json goes (default: bench/results)")
+    if add_options is not None:
+        add_options(parser)
     arguments = parser.parse_args()
     arguments.dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=arguments.dir) as directory:

@@ -22,15 +22,15 @@ TIMEOUT_S = 120.0
 class Service:
     """A context manager. Seconds count from the spawn of the process, interpreter start included."""
 
-    def __init__(self, *, volume: Path, open_slabs: int, index_bytes_max: int) -> None:
+    def __init__(self, *, volume: Path | None, open_slabs: int, index_bytes_max: int, arena_bytes: int = 0, gpus: tuple[str, ...] = ()) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="offloadd-bench-")
         directory = Path(self._directory.name)
         self.runtime_dir = directory / "run"
         config = directory / "offloadd.toml"
         config.write_text(
             f'[daemon]\nruntime_dir = "{self.runtime_dir}"\nlog_format = "json"\nmetrics_listen = ""\n'
-            f"[limits]\nindex_bytes_max = {index_bytes_max}\n[arena]\narena_bytes = 0\n"
-            f'[[volume]]\npath = "{volume}"\nopen_slabs = {open_slabs}\n'
+            f"[limits]\nindex_bytes_max = {index_bytes_max}\n[arena]\narena_bytes = {arena_bytes}\n[gpu]\ndevices = {list(gpus)}\n"
+            + (f'[[volume]]\npath = "{volume}"\nopen_slabs = {open_slabs}\n' if volume is not None else "")
         )
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notify.bind(str(directory / "notify"))

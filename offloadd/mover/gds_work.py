@@ -97,9 +97,11 @@ def restore(tools: Tools, piece: Slice) -> None:
 
 def read_only(tools: Tools, piece: Slice) -> None:
     """Volume → GPU staging slot and no further."""
-    volume, size_bytes = tools.the_volume(), len(piece.records) * piece.job.slot_bytes
+    volume, bench, size_bytes = tools.the_volume(), _bench(tools), len(piece.records) * piece.job.slot_bytes
     with volume.gate.passing(size_bytes):
-        piece.spent_on_io(_bench(tools).read(size_bytes, volume.slot_offset(piece.records, piece.job.slot_bytes)))
+        piece.spent_on_io(bench.read(size_bytes, volume.slot_offset(piece.records, piece.job.slot_bytes)))
+    # The ceiling of `gds` is one only if it went that way itself.
+    _tell_the_way(piece, bench)
 
 
 def _tell_the_way(piece: Slice, bench: GdsBench) -> None:

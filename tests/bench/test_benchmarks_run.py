@@ -27,11 +27,12 @@ def test_a_benchmark_runs_and_leaves_a_record(name: str, directory: Path) -> Non
     assert record["name"] == name and record["tiny"] is True
     for fact in ("machine", "cpu", "cores", "memory_gib", "kernel", "file_system", "device", "python", "offloadd", "numpy", "grpcio", "commit", "date"):
         assert record["machine"][fact] not in ("", None), fact
-    assert len(record["figures"]) >= 5
+    # Of a GPU there are figures or reasons; tests of its own run it over the stand-ins.
+    assert len(record["figures"]) >= 5 or (name == "gpu_figures" and all(fact.startswith("skipped: ") for fact in record["facts"]))
     assert all(figure["value"] >= 0 and figure["unit"] for figure in record["figures"])
     assert record["question"].split()[0] in done.stdout
     assert not list(volumes.iterdir()), "a benchmark left its volumes behind"
 
 
 def test_every_benchmark_is_listed() -> None:
-    assert {"dispatch", "index_scale", "lookup", "recovery", "restore_latency"} <= set(BENCHMARKS)
+    assert {"dispatch", "gpu_figures", "index_scale", "lookup", "recovery", "restore_latency"} <= set(BENCHMARKS)

@@ -40,9 +40,10 @@ def gcc():
     return shutil.which("g++")
 
 
-def compile_for_cpu(sources, library, *options):
-    """Compile CUDA sources, which KERNELS knows by their names, for the CPU."""
-    kernels = " ".join(f"KERNEL({kernel})" for path in sources for kernel in KERNELS[path.name])
+def compile_for_cpu(sources, library, *options, names=None):
+    """Compile CUDA sources for the CPU. `names`: their kernels; without, KERNELS has them by the names of the sources."""
+    names = names or [kernel for path in sources for kernel in KERNELS[path.name]]
+    kernels = " ".join(f"KERNEL({kernel})" for kernel in names)
     includes = [option for path in (SHIM[0], *sources) for option in ("-include", path)]
     command = [gcc(), *OPTIONS, *GENERAL, *options, f"-DKERNELS={kernels}", *includes, SHIM[1], "-o", library]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)

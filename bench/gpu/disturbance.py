@@ -1,0 +1,239 @@
+"""What restores at full rate cost a decode step on the same GPU: steps alone and beside restores of a mover, in turn, by each path, without and with MPS.
+
+Engine memory, mover and load live in processes that `environment` reaches, and this module's own is one of them: a process that goes through MPS and one that
+does not can't share memory.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from bench.gpu import mps
+from bench.gpu.device import EngineMemory, Gpu, uses_mps
+from bench.gpu.figures import Figures
+from bench.gpu.moves import NOT_PAGE_LOCKED, arena_memory, gpu_mover, opened
+from bench.support.gpu_load import LoadProcess
+from bench.support.mover import LaneEnd, MoverProcess, Records, layout_of, make_records
+from bench.support.process import Answer, Commanded, CommandedError, Handler, obey
+from bench.support.report import Target
+from bench.support.restoring import make_volume
+from bench.support.stats import Summary
+from bench.support.workload import Blocks
+from offloadd.mover.messages import Operation
+from offloadd.tiers.format import Geometry, slot_bytes_for
+from offloadd.tiers.volume_io import VolumeFile
+from offloadd.units import SECTOR_BYTES, align_up
+
+#: Of the p99 alone.
+P99_RATIO_MAX = 1.05
+PATHS = ("ddr", "bounce", "gds")
+#: Steps of one turn: some 2 s. Turns alone and beside restores change so often.
+STEPS, TURNS = 400, 4
+#: A restore of 320 MiB takes 10 to 100 ms.
+FIRST_RESTORE_TIMEOUT_S = 120.0
+
+
+class _Restores:
+    """Restores one after the other on a thread, from the `with` statement (entered when the first has ended) to its end."""
+
+    def __init__(self, lane: LaneEnd, operation: Operation, records: Records, slot_bytes: int) -> None:
+        self._lane, self._operation, self._records, self._slot_bytes = lane, operation, records, slot_bytes
+        self._enough = threading.Event()
+        self._first = threading.Event()
+        self._failure: Exception | None = None
+        #: When each began, its seconds, and nanoseconds of all by stage.
+        self.spans: list[tuple[float, float]] = []
+        self.stage_ns: dict[str, int] = {}
+        self.slice_count = self.bounced_count = 0
+
+    def _work(self) -> None:
+        try:
+            while not self._enough.is_set():
+                self.one()
+                self._first.set()
+        except Exception as error:
+            self._failure = error
+            self._first.set()
+
+    def one(self) -> None:
+        """One restore of all blocks."""
+        start = time.perf_counter()
+        self.spans.append((start, self._lane.run(self._operation, self._records, self._slot_bytes)))
+        for stage, nanoseconds in self._lane.stage_ns.items():
+            self.stage_ns[stage] = self.stage_ns.get(stage, 0) + nanoseconds
+        self.slice_count += self._lane.slice_count
+        self.bounced_count += self._lane.bounced_count
+
+    def since(self, begin: float) -> list[float]:
+        """Seconds of those that ended later."""
+        return [seconds for start, seconds in self.spans if start + seconds > begin]
+
+    def __enter__(self) -> "_Restores":
+        self._enough.clear()
+        self._first.clear()
+        self._thread = threading.Thread(target=self._work, name="restores")
+        self._thread.start()
+        if not self._first.wait(FIRST_RESTORE_TIMEOUT_S):
+            raise TimeoutError(f"no restore ended within {FIRST_RESTORE_TIMEOUT_S} s")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._enough.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+
+class _Node:
+    """The child's side: one GPU with engine memory, a mover with a lane for each path, and the load."""
+
+    def __init__(self, work: Blocks, engine: EngineMemory, mover: MoverProcess, decode: LoadProcess, file: VolumeFile, geometry: Geometry) -> None:
+        self._work, self._engine, self._mover, self._decode = work, engine, mover, decode
+        self._file, self._geometry = file, geometry
+        self._records = make_records(work.block_bytes, work.block_count)
+        self._lanes = iter(range(1, len(PATHS) + 1))
+
+    def measure(self, command: Answer) -> Answer:
+        """Steps alone and beside restores by one path. Raises LaneRefusedError where there is no such way."""
+        path, steps, turns = str(command["path"]), int(command["steps"]), int(command["turns"])
+        restores = self._restores(path)
+        idle = self._idle(restores)
+        alone: list[float] = []
+        beside: list[float] = []
+        seconds: list[float] = []
+        for _ in range(turns):
+            alone += self._decode.run(steps)
+            with restores:
+                begin = time.perf_counter()
+                beside += self._decode.run(steps)
+            # Not those with no step beside them yet.
+            seconds += restores.since(begin)
+        if restores.bounced_count:
+            raise RuntimeError(f"{restores.bounced_count} of {restores.slice_count} slices bounced: these were no restores by {path}")
+        return {
+            "alone": alone,
+            "beside": beside,
+            "idle": idle,
+            "restores": seconds,
+            "stages_ms": {name.replace("_ns", "_ms"): value / 1e6 / len(restores.spans) for name, value in restores.stage_ns.items()},
+            "way": self._way(path, restores),
+        }
+
+    def _restores(self, path: str) -> _Restores:
+        volume = path != "ddr"
+        slot_bytes = slot_bytes_for(self._work.block_bytes) if volume else align_up(self._work.block_bytes, SECTOR_BYTES)
+        number = next(self._lanes)
+        lane = self._mover.add_lane(number, self._file, self._geometry, path=path) if volume else self._mover.add_lane(number)
+        out, back = (Operation.EVICT, Operation.RESTORE) if volume else (Operation.ARENA_EVICT, Operation.ARENA_RESTORE)
+        lane.run(out, self._records, slot_bytes)
+        self._engine.wipe()
+        lane.run(back, self._records, slot_bytes)
+        self._engine.require_original(f"{out.name} and {back.name} by {path}")
+        return _Restores(lane, back, self._records, slot_bytes)
+
+    def _idle(self, restores: _Restores) -> list[float]:
+        """Seconds of restores with no step beside them."""
+        for _ in range(self._work.round_count):
+            restores.one()
+        idle = [seconds for _, seconds in restores.spans]
+        restores.spans.clear()
+        restores.stage_ns.clear()
+        return idle
+
+    def _way(self, path: str, restores: _Restores) -> str:
+        if path == "gds":
+            return f"gds: 0 of {restores.slice_count} slices bounced, by cuFile's and KvikIO's counts"
+        if path == "bounce":
+            return "bounce: O_DIRECT into page-locked staging slots, copy engines"
+        return f"ddr: copy engines and the arena, {'NOT ' if NOT_PAGE_LOCKED in self._mover.said else ''}page-locked"
+
+
+def _begin(setup: Answer, held: contextlib.ExitStack) -> tuple[Answer, Handler]:
+    work = msgspec.convert(setup["work"], Blocks)
+    path = Path(setup["directory"]) / f"disturbance-{os.getpid()}.volume"
+    gpu = held.enter_context(Gpu(setup["device"]))
+    geometry = make_volume(path, work)
+    held.callback(path.unlink, missing_ok=True)
+    engine = held.enter_context(EngineMemory(gpu, layout_of(work.block_bytes, work.block_count, work.plane_count)))
+    arena_fd, arena = held.enter_context(arena_memory(work))
+    decode = held.enter_context(LoadProcess(gpu.device.uuid, tiny=setup["tiny"]))
+    file = held.enter_context(opened(path))
+    mover = held.enter_context(gpu_mover(gpu, engine))
+    mover.map_arena(arena_fd, arena.bytes.nbytes)
+    node = _Node(work, engine, mover, decode, file, geometry)
+    told = {"mps": uses_mps(gpu.device), "load": decode.kind, "weight_bytes": decode.weight_bytes, "kv_bytes": decode.kv_bytes}
+    return told, node.measure
+
+
+def decode_steps(figures: Figures, device: str, work: Blocks, directory: Path) -> None:
+    """A figure a path, without MPS, and with it where its control daemon runs."""
+    _under(figures, device, work, directory, "without MPS", mps.environment_without(directory), through_mps=False)
+    why = mps.why_not()
+    if why:
+        figures.skip("decode step p99 beside restores, with MPS", why)
+        return
+    _under(figures, device, work, directory, "with MPS", os.environ, through_mps=True)
+
+
+def _under(figures: Figures, device: str, work: Blocks, directory: Path, title: str, environment: Mapping[str, str], *, through_mps: bool) -> None:
+    what = f"decode step p99 beside restores, {title}"
+    setup = {"device": device, "work": msgspec.to_builtins(work), "directory": str(directory), "tiny": figures.tiny}
+    try:
+        with Commanded("bench.gpu.disturbance", setup, environment) as node:
+            if node.ready["mps"] != through_mps:
+                said = "go through MPS" if node.ready["mps"] else "do not go through MPS"
+                figures.skip(what, f"contexts of processes that were started so {said}, says the driver")
+                return
+            steps, turns = (5, 1) if figures.tiny else (STEPS, TURNS)
+            for path in PATHS:
+                figures.say(f"decode steps alone and beside restores by {path}, {title}")
+                try:
+                    found = node.ask(path=path, steps=steps, turns=turns)
+                except CommandedError as error:
+                    figures.skip(f"decode step p99 beside restores by {path}, {title}", str(error))
+                    continue
+                _tell(figures, work, path, title, node.ready, found)
+    except CommandedError as error:
+        figures.skip(what, str(error))
+
+
+def _tell(figures: Figures, work: Blocks, path: str, title: str, ready: Answer, found: Answer) -> None:
+    alone, beside = Summary.of(found["alone"]), Summary.of(found["beside"])
+    rate, idle_rate = (work.payload_bytes / Summary.of(found[name]).median / 1e9 for name in ("restores", "idle"))
+    figures.add(
+        f"decode step p99 beside restores by {path}, {title}",
+        beside.p99 * 1e3,
+        "ms",
+        way=found["way"],
+        ceiling=alone.p99 * 1e3,
+        ratio=beside.p99 / alone.p99,
+        target=Target(P99_RATIO_MAX, at_least=False, on_ratio=True),
+        detail={
+            "ceiling": "p99 of the same steps with nothing beside them, in turn",
+            "load": f"{ready['load']}, {ready['weight_bytes']} bytes of weights and {ready['kv_bytes']} of KV a step",
+            "restore_gb_per_s": rate,
+            "restore_gb_per_s_without_steps": idle_rate,
+            "restore_count": len(found["restores"]),
+            **alone.detail(1e3, "alone_ms_"),
+            **beside.detail(1e3, "beside_ms_"),
+            **found["stages_ms"],
+        },
+    )
+    figures.add(
+        f"restores by {path} beside decode steps, {title}",
+        rate,
+        "GB/s",
+        way=found["way"],
+        ceiling=idle_rate,
+        ratio=rate / idle_rate,
+        detail={"ceiling": "the same restores with no step beside them", **Summary.of(found["restores"]).detail(1e3, "ms_")},
+    )
+
+
+if __name__ == "__main__":
+    obey(_begin)
