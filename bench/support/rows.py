@@ -11,6 +11,10 @@ from bench.support.stats import Summary
 QUANTILES_MAX = 201
 
 
+#: The ways that are the one asked for. By cuFile's own counts `gds` is one of two; every other path has one way of its own name.
+_WAYS_OF = {"gds": frozenset({"gds", "gds_nvfs", "gds_p2p"})}
+
+
 class Operation(enum.StrEnum):
     """Which way blocks go, as seen from the engine."""
 
@@ -54,8 +58,9 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             f"{self.operation} by {self.path}" + (f", {self.ack}" if self.ack else ""),
             f"depth {self.queue_depth}",
         ]
-        if self.gpu_count > 1 or self.volume_count > 1:
-            words.append(f"{self.gpu_count} GPUs, {self.volume_count} volumes")
+        # A host's engine and a GPU's both have a path `ddr`: the GPU in the name keeps them apart.
+        if self.gpu_count or self.volume_count > 1:
+            words.append(f"{counted(self.gpu_count, 'GPU')}, {counted(self.volume_count, 'volume')}")
         if self.background:
             words.append(f"beside {self.background}")
         return ", ".join(words)
@@ -88,6 +93,20 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     estimated: bool = False
 
     @property
+    def asked_share(self) -> float:
+        """The share of the payload that is proven to have gone the way asked for."""
+        return sum(share for way, share in self.proven.items() if way in self._ways_asked)
+
+    @property
+    def is_as_asked(self) -> bool:
+        """Whether all of the payload is proven to have gone the way asked for. What was never moved went no other way."""
+        return bool(self.skipped) or self.estimated or (bool(self.proven) and self.proven.keys() <= self._ways_asked)
+
+    @property
+    def _ways_asked(self) -> frozenset[str]:
+        return _WAYS_OF.get(self.case.path, frozenset({self.case.path}))
+
+    @property
     def figure(self) -> Figure:
         """The row as a figure, for the table and for comparisons. Only of a row that was run."""
         summary = Summary.of(self.seconds)
@@ -104,6 +123,11 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "cpu_s_per_gb": self.cpu_s_per_gb,
             },
         )
+
+
+def counted(count: int, noun: str) -> str:
+    """1 GPU, 2 GPUs."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def quantiles_of(seconds: list[float]) -> list[float]:
