@@ -39,12 +39,13 @@ ol.key { columns: 2; column-gap: 3rem; font-size: .85rem }
 .scroll { overflow-x: auto }
 summary { cursor: pointer; padding: .25rem 0 } details.group { border-top: 1px solid #888; margin-top: 1rem } details.group > summary { font-weight: 600 }
 table.grid { font-size: .82rem } table.grid th, table.grid td { padding: .2rem .4rem } table.grid td:first-child { min-width: 15rem }
+table.grid .number small { white-space: normal; max-width: 10rem; margin-left: auto }
 td.astray { color: #a84300; font-weight: 600 }
 @media print { body { font-size: 10px; margin: 0; max-width: none } tr, figure, svg { break-inside: avoid }
-  h2, h3, h4, summary { break-after: avoid } thead { display: table-header-group }
+  h2, h3, h4, summary { break-after: avoid } ol.key, p, li { font-size: 9px } thead { display: table-header-group }
   .scroll { overflow: visible } svg { max-height: 24cm }
   details::details-content { content-visibility: visible; block-size: auto; height: auto } table.grid { font-size: 8px }
-  table.grid td:first-child { min-width: 0 } }
+  table.grid td:first-child { min-width: 5cm } table.grid .number small { max-width: 2.4cm } }
 """
 
 

@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 
 from bench.support.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Plot, legend, legend_of_all, logarithmic, name_rows, panels, parts
 from bench.support.result import shown
-from bench.support.row_groups import Group, commonest, least_depth, lines, size_of
+from bench.support.row_groups import Group, commonest, least_depth, lines, ratio_told, size_of, stages_of
 from bench.support.row_plots import colour, marker, panel_title
 from bench.support.rows import Operation, Row
 
@@ -78,7 +78,7 @@ def _ratio_plots(group: Group) -> Iterator[Plot]:
                         look: Any = {"hatch": "///", "edgecolor": "white"} if astray else {"edgecolor": colour(label)}
                         axes.barh(place, ratio, 0.7, color=colour(label), **look)
                         # Beside the axes: at its bar's end a number would lie on the ceiling's line.
-                        axes.text(1.01, place, f"{ratio:.2f}", transform=axes.get_yaxis_transform(), va="center", fontsize=7.5)
+                        axes.text(1.01, place, ratio_told(ratio), transform=axes.get_yaxis_transform(), va="center", fontsize=7.5)
                 axes.axvline(1.0, color=BLACK, linewidth=0.8, linestyle="--")
                 name_rows(axes, [name for (_, name), _ in bars] if axes is every[0] else [""] * len(bars))
                 axes.set_xlabel("ratio to the ceiling (dashed)")
@@ -94,6 +94,9 @@ def _ceilings(group: Group) -> Iterator[str]:
         for label, line in lines(group.of(operation)).items():
             for ceiling in dict.fromkeys(row.ceiling for row in line if row.ceiling):
                 rates = [row.ceiling_gb_per_s for row in line if row.ceiling == ceiling and row.ceiling_gb_per_s is not None]
+                if not rates:
+                    yield f"{operation} by {label}: no ceiling: {ceiling}"
+                    continue
                 told = shown(rates[0]) if min(rates) == max(rates) else f"{shown(min(rates))} to {shown(max(rates))}"
                 yield f"{operation} by {label}: ceiling is {ceiling}, {told} GB/s"
 
@@ -139,16 +142,16 @@ def _stage_plot(group: Group) -> Iterator[Plot]:
     """Of the largest request of each path, as shares of all stages: threads run stages at the same time, so they don't add up to the latency."""
     chosen = {}
     for operation in group.operations:
-        for label, line in lines([row for row in least_depth(group.of(operation)) if sum(row.stages.values()) > 0]).items():
+        for label, line in lines([row for row in least_depth(group.of(operation)) if sum(stages_of(row).values()) > 0]).items():
             chosen[operation, label] = max(line, key=lambda row: row.case.payload_bytes)
     if not chosen:
         return
-    stages = list(dict.fromkeys(stage for row in chosen.values() for stage in row.stages))
+    stages = list(dict.fromkeys(stage for row in chosen.values() for stage in stages_of(row)))
     looks = {stage: _STAGE_LOOKS[number % len(_STAGE_LOOKS)] for number, stage in enumerate(stages)}
     with panels(1, 1, height_inches=1.1 + 0.3 * len(chosen)) as (_, (axes,), out):
         for place, row in enumerate(chosen.values()):
-            total, left = sum(row.stages.values()), 0.0
-            for stage, seconds in row.stages.items():
+            total, left = sum(stages_of(row).values()), 0.0
+            for stage, seconds in stages_of(row).items():
                 axes.barh(place, seconds / total, 0.7, left=left, color=looks[stage][0], hatch=looks[stage][1], edgecolor="white")
                 left += seconds / total
             axes.text(1.01, place, f"{shown(total * 1e3)} ms in all", transform=axes.get_yaxis_transform(), va="center", fontsize=7.5)

@@ -97,9 +97,10 @@ def _wrong_ways(row: Row) -> Iterator[str]:
 
 
 def _wrong_ceiling(row: Row) -> Iterator[str]:
-    if (row.ceiling_gb_per_s is None) != (not row.ceiling):
-        yield f"a ceiling needs a name and a rate: {row.ceiling!r} and {row.ceiling_gb_per_s}"
-    if row.ratio is not None and not row.ceiling:
+    """A ceiling without a rate is the reason why there is none."""
+    if row.ceiling_gb_per_s is not None and not row.ceiling:
+        yield f"the ceiling of {row.ceiling_gb_per_s} GB/s has no name"
+    if row.ratio is not None and row.ceiling_gb_per_s is None:
         yield f"the ratio {row.ratio} is to no ceiling"
     for name, value in (("ceiling_gb_per_s", row.ceiling_gb_per_s), ("ratio", row.ratio)):
         if value is not None and not 0 < value < math.inf:

@@ -106,6 +106,11 @@ def _label(case: Case, kinds: set[_Kind]) -> str:
     return ", ".join([case.path, *told])
 
 
+def stages_of(row: Row) -> dict[str, float]:
+    """Seconds by stage, names without their unit. The whole request's time, which the daemon tells beside its stages, is none of them."""
+    return {name.removesuffix("_s"): seconds for name, seconds in row.stages.items() if name.removesuffix("_s") != "total"}
+
+
 def commonest(values: Iterable[int]) -> int | None:
     """The value that occurs most often, the greatest of several; None of none."""
     counts = Counter(values)
@@ -126,3 +131,8 @@ def size_of(size_bytes: float) -> str:
         if size_bytes >= unit:
             return f"{shown(size_bytes / unit)} {name}"
     return f"{shown(size_bytes)} B"
+
+
+def ratio_told(ratio: float) -> str:
+    """Two decimals, more of a small one, which would be none."""
+    return f"{ratio:.2f}" if ratio >= 0.1 else shown(ratio)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 
 from bench.support.result import shown
-from bench.support.row_groups import Group, groups, lines, size_of, title_of
+from bench.support.row_groups import Group, groups, lines, ratio_told, size_of, stages_of, title_of
 from bench.support.rows import Operation, Row, counted
 from bench.support.stats import Summary
 
@@ -78,7 +78,7 @@ def _group(group: Group, drawings: str, *, is_open: bool) -> Iterator[str]:
             for row in line:
                 yield _row(group, operation, label, row)
     yield "</tbody>\n</table></div>\n"
-    if any(0 < row.request_count < _P99_REQUESTS_MIN for row in group.rows):
+    if any(not row.estimated and row.request_count < _P99_REQUESTS_MIN for row in group.rows):
         yield f"<p class=soft>* The p99 of fewer than {_P99_REQUESTS_MIN} requests is the slowest of them.</p>\n"
     yield "</details>\n</details>\n"
 
@@ -88,15 +88,15 @@ def _row(group: Group, operation: Operation, label: str, row: Row) -> str:
     case = row.case
     about = [f"ack {case.ack}"] if case.ack and case.ack not in label else []
     about += [] if row.estimated else [counted(row.request_count, "request")]
-    stages = ", ".join(f"{name.replace('_', ' ')} {shown(seconds * 1e3)}" for name, seconds in row.stages.items())
+    stages = ", ".join(f"{name.replace('_', ' ')} {shown(seconds * 1e3)}" for name, seconds in stages_of(row).items())
     size = f"{case.block_count:,} × {size_of(case.block_bytes)}" + ("" if case.block_count == 1 else f" = {size_of(case.payload_bytes)}")
-    star = "*" if 0 < row.request_count < _P99_REQUESTS_MIN else ""
+    star = "*" if row.request_count < _P99_REQUESTS_MIN else ""
     times = [shown(summary.median * 1e3), *([""] * 2 if row.estimated else [shown(summary.p95 * 1e3), shown(summary.p99 * 1e3) + star])]
     speedup = group.speedup(row)
     last = [
         shown(row.gb_per_s) if row.gb_per_s else "",
-        "" if row.ceiling_gb_per_s is None else f"{shown(row.ceiling_gb_per_s)}<small>{escape(row.ceiling)}</small>",
-        "" if row.ratio is None else f"{row.ratio:.2f}",
+        ("" if row.ceiling_gb_per_s is None else shown(row.ceiling_gb_per_s)) + (f"<small>{escape(row.ceiling)}</small>" if row.ceiling else ""),
+        "" if row.ratio is None else ratio_told(row.ratio),
         "" if row.estimated else shown(row.cpu_s_per_gb),
         "" if row.memory_bytes_per_byte is None else f"{row.memory_bytes_per_byte:.2f}",
         "" if speedup is None else f"{shown(speedup)} ×",

@@ -72,7 +72,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `skipped`: why it was not run; then all else is empty. `proven`: the ways that bytes really went, as the daemon's answers said, each with its share of the
     payload. `seconds`: latencies of single requests, ascending, at most QUANTILES_MAX evenly spaced quantiles of them. `gb_per_s`: payload of all requests
     over the time of all, so that depth counts. `memory_bytes_per_byte`: host memory traffic a payload byte, None where nothing counts it (`memory_note` says
-    why). `stages`: seconds of a request by stage, medians. `ceiling`: the name of what bounds it on this machine, measured in the same run, and its rate.
+    why). `stages`: seconds of a request by stage, medians. `ceiling`: the name of what bounds it on this machine, measured in the same run, and its rate;
+    without a rate the reason why there is none.
     """
 
     case: Case

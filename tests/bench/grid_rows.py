@@ -47,7 +47,7 @@ def measured(one: Case, *, seed: object = 0, slower: float = 1.0, **changes: obj
     gb_per_s = min(rate * reached, one.queue_depth * size / alone) / 1e9 / slower
     middle = one.queue_depth * size / (gb_per_s * 1e9)
     seconds = [middle * (0.97 + rng.expovariate(1) * 0.05 + (rng.random() > 0.985) * rng.random()) for _ in range(200)]
-    parts = {"queue": 0.05, "io": 0.6, "checksum": 0.15, "copy": 0.2}
+    parts = {"queue_s": 0.05, "io_s": 0.6, "checksum_s": 0.15, "copy_s": 0.2, "total_s": 0.9}
     way = {"gds": {"gds_nvfs": 1.0}}.get(one.path, {one.path: 1.0})
     values = {
         "proven": way,

@@ -47,7 +47,14 @@ def test_every_row_that_was_run_is_in_a_table_once() -> None:
 def test_a_row_tells_percentiles_rate_ceiling_ratio_cost_and_way() -> None:
     seconds = [number / 1000 for number in range(1, 201)]
     row = measured(
-        case(), seconds=seconds, gb_per_s=12.0, ceiling_gb_per_s=24.0, ratio=0.51, cpu_s_per_gb=0.02, memory_bytes_per_byte=0.5, stages={"io": 0.004}
+        case(),
+        seconds=seconds,
+        gb_per_s=12.0,
+        ceiling_gb_per_s=24.0,
+        ratio=0.51,
+        cpu_s_per_gb=0.02,
+        memory_bytes_per_byte=0.5,
+        stages={"io_s": 0.004, "total_s": 0.1},
     )
     text = page([result([row, recomputed(case(path="recompute"), 9000)])], NOTHING)
     told, estimate = table_rows(text)
@@ -62,7 +69,7 @@ def test_a_p99_of_few_requests_is_marked_as_the_slowest() -> None:
     row = measured(case(), seconds=[0.1, 0.2], request_count=99)
     text = page([result([row])], NOTHING)
     assert table_rows(text)[0][6] == "200*" and "fewer than 100 requests is the slowest" in text
-    assert "is the slowest" not in page([result([measured(case())])], NOTHING)
+    assert "is the slowest" not in page([result([measured(case()), Row(case(path="recompute"), request_count=1, seconds=[1.0], estimated=True)])], NOTHING)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +138,7 @@ def test_a_group_of_sizes_and_depths_has_every_plot(drawer: Drawer) -> None:
     assert "hatched: did not go the way asked for, or not all of it" in texts_of(found["Ratio to ceiling"].svg)
     assert "restore by gds: ceiling is bare KvikIO reads, 24 GB/s" in found["Ratio to ceiling"].key
     assert {"queue", "io", "checksum", "copy", "restore by gds, 32,768 tokens (4 GiB)"} <= set(texts_of(found["Where the time went"].svg))
+    assert not any("total" in text for text in texts_of(found["Where the time went"].svg))
 
 
 def test_a_machine_without_a_gpu_draws_what_it_has_and_says_why_memory_was_not_counted(drawer: Drawer) -> None:
@@ -149,6 +157,14 @@ def test_one_row_is_drawn_without_lines_and_one_group_without_overview(drawer: D
     bare = measured(case(), seconds=[0.1], request_count=1, stages={}, ceiling="", ceiling_gb_per_s=None, ratio=None, cpu_s_per_gb=0.0)
     (group,) = groups([msgspec.structs.replace(bare, memory_bytes_per_byte=None)])
     assert drawer.group(group) == []
+
+
+def test_a_missing_ceiling_is_told_with_its_reason(drawer: Drawer) -> None:
+    rows = [measured(case()), measured(case(path="bounce"), ceiling="reads failed: no room", ceiling_gb_per_s=None, ratio=None)]
+    (group,) = groups(rows)
+    (plot,) = (plot for plot in drawer.group(group) if plot.title == "Ratio to ceiling")
+    assert "restore by bounce: no ceiling: reads failed: no room" in plot.key
+    assert table_rows(page([result(rows)], NOTHING))[1][8:10] == ["reads failed: no room", ""]
 
 
 def test_the_overview_compares_models_at_the_size_that_most_have(drawer: Drawer) -> None:
