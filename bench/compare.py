@@ -18,7 +18,14 @@ from rich.table import Table
 from bench.support.comparison import Basis, Compared, Comparison, Verdict, compare
 from bench.support.result import Result, ResultError, read_result, shown
 
-_STYLES = {Verdict.BETTER: "green", Verdict.WORSE: "bold red", Verdict.WITHIN_NOISE: "", Verdict.CEILING: "dim", Verdict.NOT_COMPARABLE: "yellow"}
+_STYLES = {
+    Verdict.BETTER: "green",
+    Verdict.WORSE: "bold red",
+    Verdict.WITHIN_NOISE: "",
+    Verdict.CEILING: "dim",
+    Verdict.ESTIMATE: "dim",
+    Verdict.NOT_COMPARABLE: "yellow",
+}
 
 
 def band(text: str) -> float:
@@ -41,6 +48,7 @@ def record(old: Result, new: Result, found: Comparison, noise: float) -> dict[st
         "figures": [{**asdict(figure), "ratio": figure.ratio} for figure in found.figures],
         "only_old": found.only_old,
         "only_new": found.only_new,
+        "skips": found.skips,
     }
 
 
@@ -54,11 +62,15 @@ def tell(console: Console, old: Result, new: Result, found: Comparison) -> None:
     if any(figure.basis is Basis.RATIO for figure in found.figures):
         console.print("Figures of kind “ratio to ceiling” are compared by that ratio and not by their value, since machines drift.", style="dim")
     console.print(
-        "noise: the widest of --noise and the spread that either result tells of the figure (half of p75 - p25, or the MAD, by the median).", style="dim"
+        "noise: the widest of --noise and the spread that either result tells of the figure (half of p75 - p25, or the MAD, by the median). "
+        "A row that went another way than asked, and did not before, is worse whatever its speed.",
+        style="dim",
     )
     for title, names in (("only in the old result", found.only_old), ("only in the new result", found.only_new)):
         for name in names:
             console.print(f"[yellow]{title}:[/yellow] {escape(name)}")
+    for told in found.skips:
+        console.print(f"[yellow]not run in both:[/yellow] {escape(told)}")
     counts = {verdict: sum(figure.verdict is verdict for figure in found.figures) for verdict in Verdict}
     console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count), style="bold red" if found.worse else "bold")
 
@@ -98,8 +110,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if old.name != new.name:
             raise ResultError(f"{options.old} is a result of {old.name}, {options.new} one of {new.name}: they have nothing to compare")
         found = compare(old, new, noise=options.noise)
-        if not found.figures:
-            raise ResultError(f"{options.old} and {options.new} have no figure in common: {len(old.figures)} and {len(new.figures)} figures")
+        if not found.figures and not found.skips:
+            raise ResultError(
+                f"{options.old} and {options.new} have no figure in common: {len(old.figures)} and {len(new.figures)} figures, "
+                f"{len(old.rows)} and {len(new.rows)} rows"
+            )
     except ResultError as error:
         print(f"bench.compare: {error}", file=sys.stderr)
         return 2

@@ -1,23 +1,27 @@
-"""Verdicts on two results of one benchmark, figure by figure.
+"""Verdicts on two results of one benchmark, figure by figure and row by row.
 
-A figure with a ratio to its ceiling in both results is judged by the ratio: the ceiling was measured in the same run, so what the machine drifts cancels.
-A figure that serves others as their ceiling says how fast the machine was, not how good we are, and is not judged. All others are judged by their value.
+A figure or row with a ratio to its ceiling in both results is judged by the ratio: the ceiling was measured in the same run, so what the machine
+drifts cancels. A figure that serves others as their ceiling says how fast the machine was, not how good we are, and is not judged. All others are judged
+by their value; a row's is its median latency.
 """
 
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from bench.support.report import Figure
+from bench.support.report import Detail, Figure
 from bench.support.result import Result, shown, spreads, stable_name, texts
+from bench.support.rows import Row
 
 #: Facts that differ between any two runs and say nothing about whether they can be compared; the commit is what one compares.
 _ALWAYS_DIFFERENT = frozenset({"commit", "date", "load_average"})
 _DOWN = frozenset({"ns", "µs", "us", "ms", "s", "min", "cores", "B", "KiB", "MiB", "GiB"})
 #: GB alone is what a CPU second moved; memory is told in binary units.
 _UP = frozenset({"GB", "×"})
+#: A change of the share that went the way asked for, below which it is an odd request and no change of the way.
+_SHARE_MEANS_NOTHING = 0.001
 
 
 class Verdict(StrEnum):
@@ -27,6 +31,7 @@ class Verdict(StrEnum):
     WORSE = "worse"
     WITHIN_NOISE = "within noise"
     CEILING = "a ceiling, not judged"
+    ESTIMATE = "an estimate, not judged"
     NOT_COMPARABLE = "not comparable"
 
 
@@ -39,7 +44,7 @@ class Basis(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One figure of both results. `old` and `new` are what was compared; `noise` is the relative band within which a change means nothing."""
+    """One figure, or row, of both results. `old` and `new` are what was compared; `noise` is the relative band within which a change means nothing."""
 
     name: str
     unit: str
@@ -62,25 +67,32 @@ class Comparison:
     """Everything that differs between two results."""
 
     warnings: list[str]
+    #: Rows after the figures, each under the name of its case.
     figures: list[Compared]
     only_old: list[str]
     only_new: list[str]
+    #: Rows that one of the results has only as not run, with the reason.
+    skips: list[str] = field(default_factory=list)
 
     @property
     def worse(self) -> bool:
-        """Whether any figure is worse beyond its noise."""
+        """Whether any figure or row is worse beyond its noise, or went a worse way."""
         return any(figure.verdict is Verdict.WORSE for figure in self.figures)
 
 
 def compare(old: Result, new: Result, *, noise: float) -> Comparison:
     """Compare figures of the same name. A figure's band is the widest of `noise` (0.1: a tenth) and what either result tells of its spread."""
     ours, theirs = dict(_named(old)), dict(_named(new))
+    our_rows, their_rows = named_rows(old.rows), named_rows(new.rows)
     ceilings = _ceilings(old) | _ceilings(new)
+    figures = [_compared(name, ours[name], theirs[name], noise, is_ceiling=name in ceilings) for name in ours if name in theirs]
+    pairs = {name: (row, their_rows[name]) for name, row in our_rows.items() if name in their_rows}
     return Comparison(
         list(_warnings(old, new)),
-        [_compared(name, ours[name], theirs[name], noise, is_ceiling=name in ceilings) for name in ours if name in theirs],
-        [name for name in ours if name not in theirs],
-        [name for name in theirs if name not in ours],
+        figures + [_compared_rows(name, *pair, noise) for name, pair in pairs.items() if not any(row.skipped for row in pair)],
+        [name for one, other in ((ours, theirs), (our_rows, their_rows)) for name in one if name not in other],
+        [name for one, other in ((theirs, ours), (their_rows, our_rows)) for name in one if name not in other],
+        [told for name, pair in pairs.items() for told in _skipped(name, *pair)],
     )
 
 
@@ -91,6 +103,55 @@ def _named(result: Result) -> Iterator[tuple[str, Figure]]:
         name = stable_name(figure)
         seen[name] += 1
         yield (name if seen[name] == 1 else f"{name} #{seen[name]}"), figure
+
+
+def named_rows(rows: list[Row]) -> dict[str, Row]:
+    """By the name of the case; one that came more than once is numbered in its order."""
+    seen: Counter[str] = Counter()
+    found = {}
+    for row in rows:
+        name = row.case.name
+        seen[name] += 1
+        found[name if seen[name] == 1 else f"{name} #{seen[name]}"] = row
+    return found
+
+
+def _skipped(name: str, old: Row, new: Row) -> Iterator[str]:
+    if new.skipped and not old.skipped:
+        yield f"{name}: was run, is not: {new.skipped}"
+    elif old.skipped and not new.skipped:
+        yield f"{name}: is run, was not: {old.skipped}"
+    elif old.skipped != new.skipped:
+        yield f"{name}: was not run and is not, for another reason: {old.skipped} → {new.skipped}"
+
+
+def _compared_rows(name: str, old: Row, new: Row, noise: float) -> Compared:
+    """As figures are, but for what only rows know: estimates, the ceiling's name, and the way that bytes are proven to have gone."""
+    before, after = replace(old.figure, detail=_numbers(old)), replace(new.figure, detail=_numbers(new))
+    remarks = []
+    if old.ratio is not None and new.ratio is not None and old.ceiling != new.ceiling:
+        # Ratios to different things don't compare.
+        before, after = replace(before, ratio=None), replace(after, ratio=None)
+        remarks.append(f"ceiling {old.ceiling} → {new.ceiling}, so the median latency is compared")
+    found = _compared(name, before, after, noise, is_ceiling=False)
+    remarks += found.remarks
+    if old.estimated or new.estimated:
+        return replace(found, verdict=Verdict.ESTIMATE, remarks=remarks)
+    if old.proven.keys() != new.proven.keys() or abs(old.asked_share - new.asked_share) > _SHARE_MEANS_NOTHING:
+        remarks.append(f"way {_ways(old)} → {_ways(new)}")
+    if new.asked_share < old.asked_share - _SHARE_MEANS_NOTHING:
+        # However fast: what was asked for is not what was measured.
+        return replace(found, verdict=Verdict.WORSE, remarks=[*remarks, f"less went by {new.case.path}, which was asked for"])
+    return replace(found, remarks=remarks)
+
+
+def _numbers(row: Row) -> Detail:
+    """Without the way, which is compared by its shares and not as a text."""
+    return {name: value for name, value in row.figure.detail.items() if not isinstance(value, str)}
+
+
+def _ways(row: Row) -> str:
+    return " + ".join(f"{way} {share:.1%}" for way, share in sorted(row.proven.items())) or "unproven"
 
 
 def _ceilings(result: Result) -> set[str]:

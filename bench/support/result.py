@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from bench.support.report import Figure
+from bench.support.row_checks import rows_of
+from bench.support.rows import Row
 
 #: Measured numbers that a name carries in brackets change from run to run: "find 512 (median 0.093, p99 0.121)".
 _MEASURED_IN_NAME = re.compile(r"\s*\([^()]*\d\.\d[^()]*\)")
@@ -46,7 +48,7 @@ class Spread:
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What `Report.finish` wrote. `notes` holds lines of text, `facts` what the run found out about itself."""
+    """What `Report.finish` wrote. `notes` holds lines of text, `facts` what the run found out about itself, `rows` the cases of a grid, where there was one."""
 
     name: str
     question: str
@@ -55,12 +57,14 @@ class Result(msgspec.Struct, frozen=True):
     facts: dict[str, Any]
     notes: dict[str, list[str]]
     figures: list[Figure]
+    rows: list[Row] = []
 
 
 class _Stored(Result, frozen=True):
-    """As stored: a detail is whatever the benchmark told, so it is no matter for the schema."""
+    """As stored: a detail is whatever the benchmark told, so it is no matter for the schema; of rows each is converted by itself, to be named."""
 
     figures: list[dict[str, Any]]  # type: ignore[assignment]
+    rows: list[dict[str, Any]] = []  # type: ignore[assignment]
 
 
 def read_result(path: Path) -> Result:
@@ -68,13 +72,14 @@ def read_result(path: Path) -> Result:
     try:
         stored = msgspec.convert(json.loads(path.read_text(encoding="utf-8")), _Stored)
         figures = [replace(msgspec.convert(one, Figure), detail=one_detail) for one, one_detail in map(_apart, stored.figures)]
+        rows = rows_of(stored.rows)
     except OSError as error:
         raise ResultError(f"{path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ResultError(f"{path} is no result of a benchmark: {error}") from error
     for figure in figures:
         _check(path, figure)
-    return Result(stored.name, stored.question, stored.tiny, stored.machine, stored.facts, stored.notes, figures)
+    return Result(stored.name, stored.question, stored.tiny, stored.machine, stored.facts, stored.notes, figures, rows)
 
 
 def _apart(figure: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

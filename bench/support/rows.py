@@ -11,6 +11,10 @@ from bench.support.stats import Summary
 QUANTILES_MAX = 201
 
 
+#: The ways that are the one asked for. By cuFile's own counts `gds` is one of two; every other path has one way of its own name.
+_WAYS_OF = {"gds": frozenset({"gds", "gds_nvfs", "gds_p2p"})}
+
+
 class Operation(enum.StrEnum):
     """Which way blocks go, as seen from the engine."""
 
@@ -54,8 +58,9 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             f"{self.operation} by {self.path}" + (f", {self.ack}" if self.ack else ""),
             f"depth {self.queue_depth}",
         ]
-        if self.gpu_count > 1 or self.volume_count > 1:
-            words.append(f"{self.gpu_count} GPUs, {self.volume_count} volumes")
+        # A host's engine and a GPU's both have a path `ddr`: the GPU in the name keeps them apart.
+        if self.gpu_count or self.volume_count > 1:
+            words.append(f"{counted(self.gpu_count, 'GPU')}, {counted(self.volume_count, 'volume')}")
         if self.background:
             words.append(f"beside {self.background}")
         return ", ".join(words)
@@ -67,7 +72,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `skipped`: why it was not run; then all else is empty. `proven`: the ways that bytes really went, as the daemon's answers said, each with its share of the
     payload. `seconds`: latencies of single requests, ascending, at most QUANTILES_MAX evenly spaced quantiles of them. `gb_per_s`: payload of all requests
     over the time of all, so that depth counts. `memory_bytes_per_byte`: host memory traffic a payload byte, None where nothing counts it (`memory_note` says
-    why). `stages`: seconds of a request by stage, medians. `ceiling`: the name of what bounds it on this machine, measured in the same run, and its rate.
+    why). `stages`: seconds of a request by stage, medians. `ceiling`: the name of what bounds it on this machine, measured in the same run, and its rate;
+    without a rate the reason why there is none.
     """
 
     case: Case
@@ -88,6 +94,20 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     estimated: bool = False
 
     @property
+    def asked_share(self) -> float:
+        """The share of the payload that is proven to have gone the way asked for."""
+        return sum(share for way, share in self.proven.items() if way in self._ways_asked)
+
+    @property
+    def is_as_asked(self) -> bool:
+        """Whether all of the payload is proven to have gone the way asked for. What was never moved went no other way."""
+        return bool(self.skipped) or self.estimated or (bool(self.proven) and self.proven.keys() <= self._ways_asked)
+
+    @property
+    def _ways_asked(self) -> frozenset[str]:
+        return _WAYS_OF.get(self.case.path, frozenset({self.case.path}))
+
+    @property
     def figure(self) -> Figure:
         """The row as a figure, for the table and for comparisons. Only of a row that was run."""
         summary = Summary.of(self.seconds)
@@ -104,6 +124,11 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "cpu_s_per_gb": self.cpu_s_per_gb,
             },
         )
+
+
+def counted(count: int, noun: str) -> str:
+    """1 GPU, 2 GPUs."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def quantiles_of(seconds: list[float]) -> list[float]:

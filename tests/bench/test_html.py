@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from bench.html import main, page
+from bench.html import Drawer, main, page
 from bench.support.report import Figure, Target
 from bench.support.result import Result
+from tests.bench.grid_rows import grid
 
 ROOT = Path(__file__).resolve().parents[2]
 VOID = {"meta", "br"}
@@ -81,16 +82,28 @@ def result(**changes: Any) -> Result:
     return Result(**(values | changes))
 
 
-@pytest.fixture
-def draw() -> Callable[[Result], list[Any]]:
-    pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install 'offloadd[bench]'")
-    from bench.support.plots import plots
+def drawn_nothing(_: object) -> list[Any]:
+    return []
 
-    return plots
+
+NOTHING = Drawer(drawn_nothing, drawn_nothing, drawn_nothing)
+
+
+@pytest.fixture
+def drawer() -> Drawer:
+    pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install 'offloadd[bench]'")
+    from bench.support.plots import group_plots, overview_plots, plots
+
+    return Drawer(plots, overview_plots, group_plots)
+
+
+@pytest.fixture
+def draw(drawer: Drawer) -> Callable[[Result], list[Any]]:
+    return drawer.figures
 
 
 def test_every_figure_has_a_row_with_measured_ceiling_ratio_and_verdict() -> None:
-    shown = Page(page([result()], lambda _: []))
+    shown = Page(page([result()], NOTHING))
     assert not shown.open and "b" not in shown.tags
     rows = {row[0]: row[1:] for row in shown.rows if len(row) == 7}
     assert len(rows) == 1 + len(FIGURES)
@@ -104,26 +117,26 @@ def test_every_figure_has_a_row_with_measured_ceiling_ratio_and_verdict() -> Non
 
 
 def test_facts_and_notes_say_why_rows_are_missing() -> None:
-    shown = Page(page([result()], lambda _: []))
+    shown = Page(page([result()], NOTHING))
     assert ["fio", "not installed"] in shown.rows and "no nvidia-fs\n<no> probe" in shown.texts
-    quiet = Page(page([result(facts={}, notes={})], lambda _: []))
+    quiet = Page(page([result(facts={}, notes={})], NOTHING))
     assert not any("reasons where rows are missing" in text for text in quiet.texts)
 
 
 def test_a_fact_of_the_machine_is_told_once_and_by_benchmark_where_it_differs() -> None:
-    shown = Page(page([result(), result(name="lookup", machine={"cpu": "a processor", "cores": 4})], lambda _: []))
+    shown = Page(page([result(), result(name="lookup", machine={"cpu": "a processor", "cores": 4})], NOTHING))
     assert ["cpu", "a processor"] in shown.rows and ["cores", "2 (restore)4 (lookup)"] in shown.rows
 
 
 def test_a_tiny_run_is_called_one() -> None:
-    assert any("tiny run" in text for text in Page(page([result(tiny=True)], lambda _: [])).texts)
-    assert not any("tiny run" in text for text in Page(page([result()], lambda _: [])).texts)
+    assert any("tiny run" in text for text in Page(page([result(tiny=True)], NOTHING)).texts)
+    assert not any("tiny run" in text for text in Page(page([result()], NOTHING)).texts)
 
 
-def test_a_page_with_plots_is_well_formed_and_fetches_nothing(draw: Callable[[Result], list[Any]]) -> None:
-    text = page([result(), result(name="again")], draw)
+def test_a_page_with_plots_is_well_formed_and_fetches_nothing(drawer: Drawer) -> None:
+    text = page([result(), result(name="again"), result(figures=[], rows=grid(sizes=(1024, 4096), models=2))], drawer)
     shown = Page(text)
-    assert not shown.open and shown.tags["svg"] == 6
+    assert not shown.open and shown.tags["svg"] == 6 + 1 + 7 + 4
     assert not {"script", "link", "img", "iframe", "object", "image"} & shown.tags.keys()
     # Namespaces would be harmless; without them nothing that looks like an address is left to explain.
     assert not re.search(r"https?:|//[a-z]|@import|\bsrc=", text)
