@@ -4,7 +4,7 @@ import enum
 
 import msgspec
 
-from bench.support.report import Figure
+from bench.support.figure import Figure
 from bench.support.stats import Summary
 
 #: Quantiles of a series that a row keeps: enough to draw its distribution, and no more than a page can hold.
@@ -56,6 +56,9 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ]
         if self.gpu_count > 1 or self.volume_count > 1:
             words.append(f"{self.gpu_count} GPUs, {self.volume_count} volumes")
+        elif self.gpu_count == 1 and self.path == "ddr":
+            # The arena serves engines on the host as well; the other paths tell.
+            words.append("1 GPU")
         if self.background:
             words.append(f"beside {self.background}")
         return ", ".join(words)
