@@ -84,7 +84,9 @@ class RawIo:
     def __init__(self, case: Case, volumes: Sequence[GridVolume]) -> None:
         """Raises NoCeiling, OSError."""
         self.writes = case.operation is Operation.EVICT
-        self.name = "raw O_DIRECT and O_DSYNC writes" if self.writes else "raw O_DIRECT reads"
+        direct = all(_direct(volume.path) for volume in volumes)
+        verb = "O_DSYNC writes" if self.writes else "reads"
+        self.name = f"raw {verb}, O_DIRECT" if direct else f"raw {verb} through the page cache"
         slot_bytes = slot_bytes_for(case.block_bytes)
         count = -(-case.block_count * case.queue_depth * max(1, case.gpu_count) // len(volumes)) + STRIPE_BYTES // case.block_bytes
         self._files: list[Path] = []

@@ -212,8 +212,9 @@ async def _answer(engine: GridEngine, arguments: dict[str, Any]) -> Answer:
         answer: Answer = await getattr(engine, arguments.pop("command"))(**arguments)
         return answer
     except Exception as error:
-        refusals = [one for one in _leaves(error) if isinstance(one, Refused | OffloaddError | CudaError | GdsUnavailable)]
-        return {"refused": str(refusals[0])} if refusals else {"error": f"{type(error).__name__}: {error}"}
+        leaves = list(_leaves(error))
+        faults = [one for one in leaves if not isinstance(one, Refused | OffloaddError | CudaError | GdsUnavailable)]
+        return {"error": f"{type(faults[0]).__name__}: {faults[0]}"} if faults else {"refused": str(leaves[0])}
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -13,11 +13,14 @@ from bench.grid.counters import TrafficCounter
 from bench.grid.node import Engines, Node, Skip
 from bench.support.rows import Case, Operation, Row, quantiles_of
 from bench.support.stats import median_ratio
-from offloadd.units import MIB
+from offloadd.tiers.format import slot_bytes_for
+from offloadd.units import GIB, MIB, format_bytes
 
 #: Short requests are repeated within a round until it moves so much, so that the tail of single blocks is seen.
 ROUND_BYTES = 64 * MIB
 REQUESTS_PER_PLACE_MAX = 16
+#: Volumes up to this size are filled before anything is measured.
+FILL_BYTES_MAX = 64 * GIB
 
 
 @dataclass(slots=True)
@@ -65,6 +68,22 @@ class Measurement:
         except (Skip, NoCeiling) as reason:
             return Row(case, skipped=str(reason))
         return self._told(case, found, ceiling, why_none, memory_bytes, memory_note)
+
+    def fill(self, case: Case) -> str:
+        """Evict by this case's path until every slab was written once: the first write of a slab costs an evict a second one. What was done, for the facts.
+
+        Volumes above FILL_BYTES_MAX are left as they are: that would take longer than the measurements, and is what their first evicts meet anyway.
+        """
+        volumes = self._node.volumes
+        largest = max(volume.geometry.volume_bytes for volume in volumes)
+        if largest > FILL_BYTES_MAX:
+            return f"no: one has {format_bytes(largest)}, and {format_bytes(FILL_BYTES_MAX)} is the most; evicts include first writes of slabs"
+        slots = sum(volume.slots(slot_bytes_for(case.block_bytes)) for volume in volumes)
+        per_place = -(-slots // (case.block_count * case.queue_depth * len(self._engines.processes)))
+        self._engines.all(
+            "run", operation=Operation.EVICT, path=case.path, count=case.block_count, depth=case.queue_depth, request_count=per_place * case.queue_depth
+        )
+        return "once before anything was measured"
 
     def _prepare(self, case: Case) -> None:
         """Blocks to restore are stored, and one round has been run: slabs are cut, pages are there, connections open."""

@@ -41,6 +41,14 @@ def accepted(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class Gpu:
+    """What its driver calls it, and the memory that nobody has allocated."""
+
+    name: str
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Engines:
     """One engine on the host, or one a GPU, each with a region of the same shape."""
 
@@ -69,6 +77,7 @@ class Node:
         self._service.__enter__()
         try:
             self._service.ready_s()
+            self._wait_for_volumes()
             with self.client() as looker:
                 self._ways = self._settled(looker)
         except BaseException:
@@ -86,6 +95,15 @@ class Node:
     def client(self) -> ClientProcess:
         """An engine's process without a region."""
         return ClientProcess(self._service.runtime_dir, f"engine-{next(self._instances)}", module=ENGINE_MODULE)
+
+    def _wait_for_volumes(self) -> None:
+        """Until all are there: requests are spread over those that serve."""
+        end = time.monotonic() + SETTLE_TIMEOUT_S
+        with AdminClient(self._service.runtime_dir, timeout_s=SETTLE_TIMEOUT_S) as admin:
+            while absent := [volume for volume in admin.volumes() if volume.state != "serving"]:
+                if absent[0].state.startswith("failed") or time.monotonic() > end:
+                    raise RuntimeError(f"{absent[0].path} does not serve: {absent[0].state}")
+                time.sleep(0.05)
 
     def _settled(self, looker: ClientProcess) -> list[dict[str, Any]]:
         """The ways of our devices once each is there or refused; those that are neither after SETTLE_TIMEOUT_S say so."""
@@ -116,13 +134,14 @@ class Node:
         pid = self._service.process.pid
         return cpu_seconds([pid, *children_of(pid)])
 
-    def free_gpu_bytes(self) -> int:
-        """Of the GPU that has the least. Raises Skip when one can't be used."""
-        free = []
+    def looked_up_gpus(self) -> list[Gpu]:
+        """The GPUs as an engine sees them. Raises Skip when one can't be used."""
+        found = []
         for gpu in self.gpus:
             with self.client() as looker:
-                free.append(int(ask(looker, "open_gpu", gpu=gpu)["free_bytes"]))
-        return min(free)
+                answer = ask(looker, "open_gpu", gpu=gpu)
+            found.append(Gpu(str(answer["name"]), int(answer["free_bytes"])))
+        return found
 
     @contextmanager
     def engines(self, kv: Kv, *, block_count: int, scattered: bool) -> Iterator[Engines]:

@@ -7,13 +7,13 @@ from bench.grid.cases import Group, Kv, kv_of, plan_groups, plan_recompute
 from bench.grid.counters import TrafficCounter, Uncounted, find_counter
 from bench.grid.measure import Measurement
 from bench.grid.models import load_models
-from bench.grid.node import Node, Skip
+from bench.grid.node import Gpu, Node, Skip
 from bench.grid.options import Options
 from bench.grid.recompute import load_gpus, recompute_note, recompute_row
 from bench.grid.room import SLAB_BYTES, SLAB_BYTES_TINY, HostRoom, gpu_fault, in_flight, volume_fault, volume_need
 from bench.grid.volumes import GridVolume, opened
 from bench.support.report import Report
-from bench.support.rows import Case, Row
+from bench.support.rows import Case, Operation, Row
 from offloadd.errors import InvalidRequest
 from offloadd.tiers.format import slot_bytes_for
 
@@ -77,14 +77,23 @@ class _GridRun:
             node = stack.enter_context(Node(volumes, arena_bytes=room.arena_for(cases), gpu_count=group.gpu_count))
             cases, skipped = _sorted_out(cases, lambda case: node.refusal(case.path))
             yield from skipped
-            if cases:
-                cases, skipped = _sorted_out(cases, _fault_of(node, volumes))
-                yield from skipped
-                yield from self._measured(node, cases)
+            if not cases:
+                return
+            try:
+                gpus = node.looked_up_gpus()
+            except Skip as reason:
+                yield from (Row(case, skipped=str(reason)) for case in cases)
+                return
+            if gpus:
+                self._report.facts["gpus"] = ", ".join(gpu.name for gpu in gpus)
+            cases, skipped = _sorted_out(cases, _fault_of(volumes, gpus))
+            yield from skipped
+            yield from self._measured(node, cases)
 
     def _measured(self, node: Node, cases: Sequence[Case]) -> Iterator[Row]:
         """Cases of the same blocks together, in the order in which they come first: one region for all of them."""
         by_kv: dict[Kv, list[Case]] = {}
+        must_fill = True
         for case in cases:
             by_kv.setdefault(kv_of(case, self._models, self._options.layout), []).append(case)
         for kv, some in by_kv.items():
@@ -92,22 +101,26 @@ class _GridRun:
             try:
                 with node.engines(kv, block_count=max(map(in_flight, some)), scattered=self._options.scattered) as engines:
                     measurement = Measurement(node, engines, rounds=self._options.rounds, counter=self._counter, counter_note=self._counter_note)
+                    evicts = [case for case in some if case.path != "ddr" and case.operation is Operation.EVICT]
+                    if must_fill and evicts:
+                        self._report.facts["volumes_filled"] = measurement.fill(max(evicts, key=in_flight))
+                        must_fill = False
                     for case in some:
                         self._report.say(f"    {case.operation} by {case.path}: {case.tokens:,} tokens, depth {case.queue_depth}")
                         yield measurement.row(case)
             except Skip as reason:
-                # The region was refused, so that no case has run.
+                # The region was refused, or filling the volumes, so that no case has run.
                 yield from (Row(case, skipped=str(reason)) for case in some)
 
 
-def _fault_of(node: Node, volumes: Sequence[GridVolume]) -> Callable[[Case], str]:
+def _fault_of(volumes: Sequence[GridVolume], gpus: Sequence[Gpu]) -> Callable[[Case], str]:
     """Why volumes or GPUs have no room for a case; empty if they have."""
-    free_bytes = node.free_gpu_bytes() if node.gpus else 0
+    free_bytes = min((gpu.free_bytes for gpu in gpus), default=0)
     slab_bytes = min(volume.geometry.slab_bytes for volume in volumes)
 
     def fault(case: Case) -> str:
         slots = [volume.slots(slot_bytes_for(case.block_bytes)) for volume in volumes]
-        return volume_fault(case, slots, slab_bytes) or (gpu_fault(case, free_bytes) if node.gpus else "")
+        return volume_fault(case, slots, slab_bytes) or (gpu_fault(case, free_bytes) if gpus else "")
 
     return fault
 
