@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,10 +29,16 @@ class PageLockedCopy:
     def __init__(self, device: Device, size_bytes: int) -> None:
         """`size_bytes`: of one copy, as far as COPY_BYTES_MAX. Raises CudaError, OSError."""
         self._size_bytes = min(size_bytes, COPY_BYTES_MAX)
-        self._stream = Stream.create(device)
-        self._device_side = DeviceMemory.allocate(device, self._size_bytes)
-        self._host_side = map_private(self._size_bytes)
-        self._registration = HostRegistration.register(device, self._host_side.bytes.ctypes.data, self._host_side.bytes.nbytes)
+        with ExitStack() as held:
+            self._stream = Stream.create(device)
+            held.callback(self._stream.close)
+            self._device_side = DeviceMemory.allocate(device, self._size_bytes)
+            held.callback(self._device_side.close)
+            self._host_side = map_private(self._size_bytes)
+            held.callback(self._host_side.close)
+            held.callback(HostRegistration.register(device, self._host_side.bytes.ctypes.data, self._host_side.bytes.nbytes).close)
+            #: Gives all of it back, the latest first.
+            self._held = held.pop_all()
 
     def run(self, total_bytes: int, *, to_host: bool) -> float:
         """Seconds of copies of so many bytes together."""
@@ -45,10 +52,7 @@ class PageLockedCopy:
 
     def close(self) -> None:
         """Give all of it back."""
-        self._registration.close()
-        self._host_side.close()
-        self._device_side.close()
-        self._stream.close()
+        self._held.close()
 
 
 class BareKvikio:

@@ -9,6 +9,8 @@ import msgspec
 
 from bench.grid.volumes import refuse_given
 from bench.support.rows import Row
+from bench.support.service import Service
+from offloadd.client import AdminClient
 from offloadd.errors import VolumeNotEmpty
 from offloadd.tiers.volume_file import format_volume
 from offloadd.units import MIB
@@ -51,3 +53,10 @@ def test_rows_that_run_are_proven_and_rows_that_cannot_say_why(tmp_path: Path) -
     else:
         raise AssertionError("blocks were evicted, but no slab was cut")
     assert geometry.volume_uuid in given.read_bytes()[: 2 * MIB]
+    with Service(volumes=[given], open_slabs=8, index_bytes_max=16 * MIB) as service:
+        service.ready_s()
+        service.event("volume is recovered")
+        with AdminClient(service.runtime_dir, timeout_s=60) as admin:
+            (volume,) = admin.volumes()
+        service.stop()
+    assert volume.cut_count > 0 and volume.block_count == 0, "blocks of the benchmark were left behind"
