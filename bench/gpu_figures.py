@@ -96,7 +96,7 @@ def measure(report: Report, gpu: Gpu) -> list[str]:
 def main() -> None:
     """Exits 0 also where there is no GPU, 1 when a group failed."""
     failed: list[str] = []
-    with benchmark("gpu_figures", QUESTION, _add_options) as report:
+    with benchmark("gpu_figures", QUESTION, add_options=_add_options) as report:
         why = available()
         if not why:
             try:

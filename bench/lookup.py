@@ -52,7 +52,7 @@ def measure(report: Report, work: Work) -> None:
     report.say(f"making a volume of {math.ceil(work.entry_count / slots)} slabs")
     held = make_full_volume(path, slab_count=math.ceil(work.entry_count / slots), slab_bytes=GIB, block_bytes=BLOCK_BYTES, dirty_count=0, keys_of=keys_of)
     try:
-        with Service(volume=path, open_slabs=8, index_bytes_max=max(4 * MIB, held * 160)) as service:
+        with Service(volumes=[path], open_slabs=8, index_bytes_max=max(4 * MIB, held * 160)) as service:
             service.ready_s()
             service.event("volume is recovered")
             report.facts["index_blocks"] = held

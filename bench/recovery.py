@@ -55,7 +55,7 @@ class Starts:
 
 def start(path: Path, work: Work, blocks: int, found: Starts, *, kill: bool) -> float:
     """Start on the volume, wait for the recovery, and kill or stop; returns the seconds that the stop took."""
-    with Service(volume=path, open_slabs=8, index_bytes_max=max(4 * MIB, blocks * 160)) as service:
+    with Service(volumes=[path], open_slabs=8, index_bytes_max=max(4 * MIB, blocks * 160)) as service:
         found.ready_s.append(service.ready_s())
         seconds, told = service.event("volume is recovered")
         found.recovered_s.append(seconds)

@@ -18,6 +18,7 @@ from bench.support.report import Target
 from bench.support.restoring import make_volume
 from bench.support.service import Service
 from bench.support.stats import Summary, median_ratio
+from bench.support.ways import way_of
 from bench.support.workload import Blocks
 from offloadd.client import AckLevel, Client, EvictResult, Region, RestoreResult, StageTimes, Tier
 from offloadd.client import Blocks as Chosen
@@ -73,7 +74,9 @@ class Requests:
 @contextlib.contextmanager
 def requests(gpu: Gpu, engine: EngineMemory, *, volume: Path | None, arena_bytes: int) -> Iterator[tuple[Client, Requests]]:
     """A daemon with these tiers and the GPU, and this process as the engine."""
-    with Service(volume=volume, open_slabs=8, index_bytes_max=1 << 30, arena_bytes=arena_bytes, gpus=(gpu.device.uuid,)) as service:
+    with Service(
+        volumes=[] if volume is None else [volume], open_slabs=8, index_bytes_max=1 << 30, arena_bytes=arena_bytes, gpus=(gpu.device.uuid,)
+    ) as service:
         service.ready_s()
         if volume is not None:
             service.event("volume is recovered")
@@ -111,7 +114,7 @@ class Told:
         """One more answer."""
         self.seconds.append(seconds)
         self.times.append(result.times)
-        self.ways |= {f"{use.path.name.lower()} ({use.tier.name.lower()})" for use in result.paths}
+        self.ways |= {f"{way_of(use)} ({use.tier.name.lower()})" for use in result.paths}
 
     @property
     def way(self) -> str:

@@ -33,12 +33,13 @@ def block_hash(number: int) -> bytes:
 
 
 class ClientProcess:
-    """The other end: a context manager that starts the engine and commands it. `ask` waits for the answer; `tell` and `answer` do it in two steps."""
+    """The other end: a context manager that starts the engine and commands it. `ask` waits for the answer; `tell` and `answer` do it in two steps.
 
-    def __init__(self, runtime_dir: Path, instance: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.support.client", str(runtime_dir), instance], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
-        )
+    `module`: whose `main` obeys the commands.
+    """
+
+    def __init__(self, runtime_dir: Path, instance: str, *, module: str = "bench.support.client") -> None:
+        self._process = subprocess.Popen([sys.executable, "-m", module, str(runtime_dir), instance], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
         self.tenant: str = self.answer()["tenant"]
 
     @property

@@ -1,73 +1,38 @@
-"""The record of one benchmark: figures with what was expected and what the ceiling was, as a table and as JSON."""
+"""The record of one benchmark: figures with what was expected and what the ceiling was, and rows of a grid, as tables and as JSON."""
 
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from bench.support.figure import Detail, Figure, Target, number_text
 from bench.support.machine import ROOT, machine_record
+from bench.support.row_table import row_tables
+from bench.support.rows import Row
 from bench.support.stats import Summary
 
-Detail = dict[str, float | int | str]
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What is promised of a figure: of its value, or of its ratio to the ceiling."""
-
-    limit: float
-    at_least: bool = True
-    on_ratio: bool = False
-
-    def __str__(self) -> str:
-        return f"{'≥' if self.at_least else '≤'} {_number(self.limit)}{' of ceiling' if self.on_ratio else ''}"
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One measured figure in `unit`. `expected` was worked out before (`sketch` says how); `ceiling` was measured in the same run, interleaved.
-
-    `ratio` is that to the ceiling, 1 being as good as it.
-    """
-
-    name: str
-    value: float
-    unit: str
-    expected: float | None = None
-    sketch: str = ""
-    ceiling: float | None = None
-    ratio: float | None = None
-    target: Target | None = None
-    detail: Detail = field(default_factory=dict)
-
-    @property
-    def met(self) -> bool | None:
-        """Whether the target is met; None without one."""
-        if self.target is None:
-            return None
-        value = self.ratio if self.target.on_ratio else self.value
-        assert value is not None, self.name
-        return value >= self.target.limit if self.target.at_least else value <= self.target.limit
+__all__ = ["Detail", "Figure", "Report", "Target", "benchmark", "seconds_figure"]
 
 
 class Report:
-    """Collects figures and, at the end, prints and writes them."""
+    """Collects figures and rows and, at the end, prints and writes them. `arguments`: the whole command line."""
 
     def __init__(self, name: str, question: str, arguments: argparse.Namespace) -> None:
         self.name = name
         self.question = question
+        self.arguments = arguments
         self.directory: Path = arguments.dir
         self.tiny: bool = arguments.tiny
         self.results: Path = arguments.results
-        #: With the benchmark's own options.
-        self.arguments = arguments
         self.figures: list[Figure] = []
+        self.rows: list[Row] = []
         self.facts: Detail = {}
         #: Longer texts, for the file alone.
         self.notes: dict[str, str] = {}
@@ -78,12 +43,20 @@ class Report:
         """One more figure."""
         self.figures.append(figure)
 
+    def add_row(self, row: Row) -> None:
+        """One more row. Raises ValueError if its case is in the report already: rows are compared by the names of their cases."""
+        if any(other.case.name == row.case.name for other in self.rows):
+            raise ValueError(f"the case {row.case.name!r} was reported already")
+        self.rows.append(row)
+
     def say(self, text: str) -> None:
         """Tell what goes on."""
         self._console.print(f"[dim]{text}[/dim]")
 
-    def finish(self) -> None:
-        """Print the table and write `NAME.json`."""
+    def finish(self, *, fault: str = "") -> None:
+        """Print the tables and write `NAME.json`. With `fault`, which ended the run: `NAME.partial.json`, so that an older whole result is left alone."""
+        if fault:
+            self.facts["ended_by"] = fault
         machine = machine_record(self.directory)
         record = {
             "name": self.name,
@@ -93,11 +66,15 @@ class Report:
             "facts": self.facts,
             "notes": {name: text.splitlines() for name, text in self.notes.items()},
             "figures": [{**asdict(figure), "met": figure.met} for figure in self.figures],
+            "rows": [msgspec.to_builtins(row) for row in self.rows],
         }
         self.results.mkdir(parents=True, exist_ok=True)
-        path = self.results / f"{self.name}.json"
+        path = self.results / (f"{self.name}.partial.json" if fault else f"{self.name}.json")
         path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-        self._console.print(self._table())
+        if self.figures:
+            self._console.print(self._table())
+        for table in row_tables(self.rows):
+            self._console.print(table)
         self._console.print(", ".join(f"{name} {value}" for name, value in (machine | self.facts).items()), style="dim")
         self._console.print(f"written to {path}", style="dim")
 
@@ -110,7 +87,7 @@ class Report:
         for figure in self.figures:
             table.add_row(
                 figure.name,
-                f"{_number(figure.value)} {figure.unit}",
+                f"{number_text(figure.value)} {figure.unit}",
                 _optional(figure.expected),
                 _optional(figure.ceiling),
                 "" if figure.ratio is None else f"{figure.ratio:.2f}",
@@ -120,21 +97,22 @@ class Report:
         return table
 
 
-def _number(value: float) -> str:
-    if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
 def _optional(value: float | None) -> str:
-    return "" if value is None else _number(value)
+    return "" if value is None else number_text(value)
 
 
 @contextmanager
-def benchmark(name: str, question: str, add_options: Callable[[argparse.ArgumentParser], None] | None = None) -> Iterator[Report]:
+def benchmark(
+    name: str,
+    question: str,
+    *,
+    add_options: Callable[[argparse.ArgumentParser], None] | None = None,
+    check: Callable[[argparse.ArgumentParser, argparse.Namespace], None] | None = None,
+    arguments: Sequence[str] | None = None,
+) -> Iterator[Report]:
     """Parse the command line, run the body, and report; volumes are made in a directory of their own that goes afterwards.
 
-    `add_options`: adds options of the benchmark's own, which are then in `arguments`.
+    `add_options` adds the benchmark's own options; `check` refuses combinations of them, by `ArgumentParser.error`, before anything is made.
     """
     parser = argparse.ArgumentParser(prog=f"bench.{name}", description=question)
     parser.add_argument("--tiny", action="store_true", help="a run of seconds that proves nothing but that the benchmark works")
@@ -142,12 +120,20 @@ def benchmark(name: str, question: str, add_options: Callable[[argparse.Argument
     parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results", help="where NAME.json goes (default: bench/results)")
     if add_options is not None:
         add_options(parser)
-    arguments = parser.parse_args()
-    arguments.dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=arguments.dir) as directory:
-        arguments.dir = Path(directory)
-        report = Report(name, question, arguments)
-        yield report
+    options = parser.parse_args(arguments)
+    if check is not None:
+        check(parser, options)
+    options.dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=options.dir) as directory:
+        options.dir = Path(directory)
+        report = Report(name, question, options)
+        try:
+            yield report
+        except BaseException as error:
+            # Hours of measurements must not go with the last of them.
+            if report.figures or report.rows:
+                report.finish(fault=f"{type(error).__name__}: {error}")
+            raise
         report.finish()
 
 

@@ -4,7 +4,7 @@ import enum
 
 import msgspec
 
-from bench.support.report import Figure
+from bench.support.figure import Figure
 from bench.support.stats import Summary
 
 #: Quantiles of a series that a row keeps: enough to draw its distribution, and no more than a page can hold.
@@ -12,7 +12,7 @@ QUANTILES_MAX = 201
 
 
 #: The ways that are the one asked for. By cuFile's own counts `gds` is one of two; every other path has one way of its own name.
-_WAYS_OF = {"gds": frozenset({"gds", "gds_nvfs", "gds_p2p"})}
+_WAYS_OF = {"gds": frozenset({"gds_nvfs", "gds_p2p"})}
 
 
 class Operation(enum.StrEnum):

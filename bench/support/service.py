@@ -1,5 +1,6 @@
 """`offloadd serve` as a process of its own, with the moments that it reports: READY by sd_notify, recoveries in its log."""
 
+import json
 import os
 import select
 import signal
@@ -9,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +24,15 @@ TIMEOUT_S = 120.0
 class Service:
     """A context manager. Seconds count from the spawn of the process, interpreter start included."""
 
-    def __init__(self, *, volume: Path | None, open_slabs: int, index_bytes_max: int, arena_bytes: int = 0, gpus: tuple[str, ...] = ()) -> None:
+    def __init__(self, *, volumes: Sequence[Path], open_slabs: int, index_bytes_max: int, arena_bytes: int = 0, gpus: Sequence[str] = ()) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="offloadd-bench-")
         directory = Path(self._directory.name)
         self.runtime_dir = directory / "run"
         config = directory / "offloadd.toml"
         config.write_text(
             f'[daemon]\nruntime_dir = "{self.runtime_dir}"\nlog_format = "json"\nmetrics_listen = ""\n'
-            f"[limits]\nindex_bytes_max = {index_bytes_max}\n[arena]\narena_bytes = {arena_bytes}\n[gpu]\ndevices = {list(gpus)}\n"
-            + (f'[[volume]]\npath = "{volume}"\nopen_slabs = {open_slabs}\n' if volume is not None else "")
+            f"[limits]\nindex_bytes_max = {index_bytes_max}\n[arena]\narena_bytes = {arena_bytes}\n[gpu]\ndevices = {json.dumps(list(gpus))}\n"
+            + "".join(f"[[volume]]\npath = {json.dumps(str(volume))}\nopen_slabs = {open_slabs}\n" for volume in volumes)
         )
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notify.bind(str(directory / "notify"))
