@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from offloadd.model.enums import Path
-from offloadd.offload.measure import NOT_YET, SLOT_BYTES
+from offloadd.offload.measure import SLOT_BYTES
 from offloadd.tiers.format import SLOT_MAGIC
 from offloadd.tiers.scratch import PROBE_BYTES, Scratch
 from offloadd.tiers.volume_summary import read_volume
@@ -15,7 +15,7 @@ from offloadd.units import KIB, MIB
 from offloadd.v1 import offload_pb2
 
 from ..standin.block import CufileMode
-from ..standin.controls import Control, wait_until
+from ..standin.controls import Control, Fault, wait_until
 from ..standin_tests.child import Child
 from ..system.daemon_process import DaemonProcess
 from .conftest import Node, gds_capability, settled_gds
@@ -200,31 +200,33 @@ def test_two_gpus_measure_in_parts_of_one_scratch_area(standin_node: Node) -> No
     assert not any(content[geometry.data_offset :]), "a measurement left the scratch area"
 
 
+def killed_while_measured(node: Node, daemon: DaemonProcess, fault: Fault) -> None:
+    """The mover whose call hangs is killed, and another one is there."""
+    wait_until(lambda: fault.waiting_now == 1, "a measurement")
+    mover = node.mover(daemon)
+    daemon.kill_worker("mover cuda:0")
+    node.mover(daemon, after=mover)
+    fault.clear()
+
+
 def test_a_mover_that_dies_while_measured_is_measured_again_but_not_for_ever(standin_node: Node, make_engine: Callable[..., None]) -> None:
     control = control_of(standin_node)
-    fault = control.hang("long host copy")
+    # The writes of the probes pass.
+    first = control.hang("cuFileWrite", skip=1, times=1)
     daemon = standin_node.daemon(volume_bytes=SMALL)
-    for _ in range(2):
-        wait_until(lambda: fault.waiting_now > 0, "a measurement")  # noqa: B023
-        mover = standin_node.mover(daemon)
-        daemon.kill_worker("mover cuda:0")
-        standin_node.mover(daemon, after=mover)
-        fault.clear()
-        fault = control.hang("long host copy")
+    wait_until(lambda: first.waiting_now == 1, "a measurement")
+    second = control.hang("cuFileWrite", skip=1, times=1)
+    killed_while_measured(standin_node, daemon, first)
+    killed_while_measured(standin_node, daemon, second)
     wait_for_note(daemon, "2 movers did, so it is not measured again")
-    fault.clear()
     daemon.wait_until(lambda: rates(daemon, "GDS").available, "the gds lane", timeout_s=120)
     engine = standin_node.engine()
     make_engine(engine, daemon, **SHAPE)
-    assert goes_by(engine, "block") == by("GDS")
+    assert goes_by(engine, "block") == by("BOUNCE")
 
 
 def test_a_mover_that_died_once_while_measured_is_measured_then(standin_node: Node) -> None:
-    control = control_of(standin_node)
-    fault = control.hang("long host copy")
+    fault = control_of(standin_node).hang("cuFileWrite", skip=1, times=1)
     daemon = standin_node.daemon(volume_bytes=SMALL)
-    wait_until(lambda: fault.waiting_now > 0, "a measurement")
-    daemon.kill_worker("mover cuda:0")
-    fault.clear()
+    killed_while_measured(standin_node, daemon, fault)
     daemon.wait_until(lambda: rates(daemon, "GDS").evict_bytes_per_s > 0 and not rates(daemon, "GDS").note, "a measurement", timeout_s=120)
-    assert NOT_YET not in rates(daemon, "GDS").note

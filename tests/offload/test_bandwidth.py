@@ -142,6 +142,9 @@ def test_where_all_ways_failed_one_is_taken_all_the_same(told: Told) -> None:
 def test_a_way_that_went_is_not_taken_and_one_that_came_back_starts_anew(told: Told) -> None:
     told.rate(BOUNCE, 3)
     told.rate(GDS, 9)
+    told.of.serve(GDS)
+    assert told.of.rate_of(GDS, Direction.RESTORE, SizeClass.LARGE) == 0, "what another mover achieved says nothing of this one"
+    told.rate(GDS, 9)
     told.of.withdraw(GDS)
     assert told.choice() == Path.BOUNCE
     told.of.serve(GDS)
