@@ -8,24 +8,27 @@ import os
 import resource
 import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from offloadd.cuda.closing import close_all
 from offloadd.cuda.copies import CopyEngines
 from offloadd.cuda.device import Device
 from offloadd.cuda.driver import CudaError
+from offloadd.cuda.flags import FlagReader
 from offloadd.cuda.imports import IpcImports, IpcMemory, VmmChunk, VmmMemory
 from offloadd.cuda.memory import HostRegistration
 from offloadd.cuda.region import CudaRegion, MemoryPart, Places
-from offloadd.cuda.streams import Event, Stream
+from offloadd.cuda.streams import Stream
 from offloadd.errors import InvalidRequest
 from offloadd.memory.mapping import Bytes, Mapping, map_private
+from offloadd.model.device_event import EventName
 from offloadd.model.region import Layout
 from offloadd.mover.arena import Arena
+from offloadd.mover.cuda_events import RegionEvents
 from offloadd.mover.device import Bench, make_all
 from offloadd.mover.messages import ChunkPiece, Piece
 from offloadd.mover.volume import Volume
@@ -45,15 +48,6 @@ COPY_TIMEOUT_S = 20.0
 GDS_THREADS = 256
 #: Page-locked memory of a thread that reads engine memory to compare it.
 SCRATCH_BYTES = MIB
-#: Events that one region holds open. An engine uses a few again and again.
-EVENTS_MAX = 64
-
-
-class Closable(Protocol):
-    """Something of the driver's."""
-
-    def close(self) -> None:
-        """Give it back."""
 
 
 def _end_process(why: str) -> NoReturn:
@@ -88,9 +82,7 @@ class CudaMappedRegion:
         self._region = region
         self._memories = memories
         self.payload_bytes = region.payload_bytes
-        self._lock = threading.Lock()
-        #: By handle, the latest used last. They go with the region: a handle says nothing about another engine's event.
-        self._events: OrderedDict[bytes, Event] = OrderedDict()
+        self._events = RegionEvents(device.flags, device.imports)
 
     def gather(self, block_indices: Indices, target: Payloads, first: int, last: int | None) -> None:
         """See `MappedRegion`."""
@@ -123,33 +115,13 @@ class CudaMappedRegion:
         with self._device.copying() as stream:
             self._device.engines.scatter(self._region, block_indices, source, stream)
 
-    def has_come(self, after_event: bytes) -> bool:
+    def has_come(self, after_event: EventName) -> bool:
         """See `MappedRegion`."""
-        with self._lock:
-            event = self._events.get(after_event)
-            if event is None:
-                event = self._events[after_event] = self._device.open_event(after_event)
-                if len(self._events) > EVENTS_MAX:
-                    _, oldest = self._events.popitem(last=False)
-                    oldest.close()
-            self._events.move_to_end(after_event)
-            return event.is_done()
+        return self._events.has_come(after_event)
 
     def close(self) -> None:
         """See `MappedRegion`."""
-        close_all([*self._events.values(), *self._memories])
-
-
-def close_all(things: Sequence[Closable]) -> None:
-    """Close all, also when one can't be, and raise the first error then."""
-    first: Exception | None = None
-    for thing in things:
-        try:
-            thing.close()
-        except CudaError as error:
-            first = first or error
-    if first is not None:
-        raise first
+        close_all([self._events, *self._memories])
 
 
 def _places(payloads: Payloads) -> Places:
@@ -184,7 +156,8 @@ class CudaDevice:
         self.device = Device.open(selector)
         self.uuid = self.device.uuid
         self.engines = CopyEngines.of(self.device)
-        self._imports = IpcImports(self.device)
+        self.imports = IpcImports(self.device)
+        self.flags = FlagReader(self.device)
         self._local = threading.local()
         self._gds_lock = threading.Lock()
         self._gds: tuple[Gds, DeviceKernels] | GdsUnavailable | None = None
@@ -211,7 +184,7 @@ class CudaDevice:
                     # A mapping for each region: addresses are all that a second one takes.
                     memories.append(VmmMemory.open(self.device, [VmmChunk(next(left), chunk_bytes) for chunk_bytes in piece.chunk_bytes]))
                 else:
-                    memories.append(self._imports.open(piece.handle))
+                    memories.append(self.imports.open(piece.handle))
                 parts.append(MemoryPart.of(memories[-1], piece.offset_bytes, size_bytes))
             region = CudaRegion.over(layout, parts, planes_max=max(1, len(layout.planes)))
             return CudaMappedRegion(self, region, memories)
@@ -298,10 +271,6 @@ class CudaDevice:
     def copying(self) -> _Copying:
         """For a `with` block that queues copies on the calling thread's stream."""
         return _Copying(self._stream())
-
-    def open_event(self, handle: bytes) -> Event:
-        """An engine's event. Raises InvalidRequest or CudaError for a handle that can't be opened."""
-        return Event.open(self.device, handle)
 
     def _stream(self) -> Stream:
         stream: Stream | None = getattr(self._local, "stream", None)

@@ -9,6 +9,7 @@ from enum import IntEnum
 import msgspec
 
 from offloadd.ipc.channel import MESSAGE_BYTES_MAX
+from offloadd.model.device_event import EventName
 from offloadd.model.slots import BLOCK_DTYPE
 
 #: Blocks in one job: its packed records must fit into one packet.
@@ -199,8 +200,8 @@ class Job(msgspec.Struct, frozen=True, tag=True):
     durable: bool = False
     verify: bool = True
     verify_target: int = 0
-    #: cudaIpcEventHandle of the engine's event that copies of the job wait for; empty for none.
-    after_event: bytes = b""
+    #: The engine's event or flag that copies of the job wait for; empty for none.
+    after_event: EventName = b""
     #: Bytes that went another way than the lane's fail (WRONG_PATH) instead of being told.
     require_path: bool = False
 
