@@ -311,6 +311,8 @@ static CUresult enqueue_value(CUstream stream, CUdeviceptr address, uint64_t val
     struct value *made = calloc(1, sizeof *made);
     made->where = place.host, made->value = value, made->flags = flags, made->wide = wide;
     made->work.ready = wait ? value_is_there : 0, made->work.run = wait ? nothing : write_value;
+    /* Without its barrier a write may be seen before what the work before it wrote; that it is seen right now shows who needed the barrier. */
+    if (!wait && flags & CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER) write_value(&made->work);
     return standin_enqueue(stream, &made->work);
 }
 

@@ -74,6 +74,8 @@ def reader(device: Device) -> Iterator[FlagReader]:
 def words(device: Device, reader: FlagReader, ours: Process, engine: Child) -> Iterator[Words]:
     events = RegionEvents(reader, IpcImports(device))
     yield Words(engine, words_of(engine), events, ours)
+    # Closing waits for what is held.
+    ours.release()
     events.close()
     assert ours.counters.memory_handles_open_now == 0
 
@@ -175,8 +177,7 @@ def test_a_cell_does_not_show_what_another_word_was(words: Words, reader: FlagRe
     words.write(9)
     imports = IpcImports(device)
     flag = reader.open(imports.open(words.handle), 0)
-    while not flag.has_reached(9):
-        pass
+    wait_until(lambda: flag.has_reached(9), "the word")
     flag.close()
     words.ours.hold()
     again = reader.open(imports.open(words.handle), 8)
