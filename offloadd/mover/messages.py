@@ -231,5 +231,17 @@ class SliceDone(msgspec.Struct, frozen=True, tag=True):
     bounced: bool = False
 
 
+class Parked(msgspec.Struct, frozen=True, tag=True):
+    """The job waits for its engine's event or flag; nothing of it has begun."""
+
+    job: int
+
+
+class Unparked(msgspec.Struct, frozen=True, tag=True):
+    """A job that was `Parked` begins: its event has come, or its end has."""
+
+    job: int
+
+
 #: Mover → front, on a lane socket.
-LaneAnswer = Copied | SliceDone
+LaneAnswer = Copied | SliceDone | Parked | Unparked

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from offloadd.ipc.channel import AsyncChannel
 from offloadd.model.enums import Path, Reason, Tier
 from offloadd.model.slots import BLOCK_DTYPE, RESULT_DTYPE
-from offloadd.mover.messages import Copied, Job, LaneAnswer, Operation, SliceDone
+from offloadd.mover.messages import Copied, Job, LaneAnswer, Operation, Parked, Unparked
 from offloadd.offload.moves import Move
 from offloadd.scheduler.lane_queue import JobClass, LaneQueue, Ticket
 
@@ -108,7 +108,13 @@ class Lane:
         if isinstance(answer, Copied):
             pending.move.on_copied(answer.job, answer.count)
             return
-        assert isinstance(answer, SliceDone)
+        if isinstance(answer, Parked):
+            self._queue.park(answer.job)
+            self._pump()
+            return
+        if isinstance(answer, Unparked):
+            self._queue.unpark(answer.job)
+            return
         count = len(answer.results) // RESULT_DTYPE.itemsize
         pending.left -= count
         if pending.left:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from offloadd.model.device_event import FLAG_WORD_BYTES
-from offloadd.units import KIB
+from offloadd.units import KIB, MIB
 
 from ..standin.controls import Control, Process, wait_until
 from ..standin_tests.child import Child
@@ -417,3 +417,28 @@ def test_many_flags_of_a_client_are_one_mapping(scene: Scene) -> None:
     scene.engine.run("engine.client.unregister_region(engine.region)")
     assert scene.mover.counters.memory_handles_open_now == 0
     scene.engine.run("engine.register()")
+
+
+def test_an_engine_that_does_not_come_fills_no_window(shared_node: Node, make_engine: Callable[..., None]) -> None:
+    # Room for one slice in flight: the evict that waits takes all of it.
+    daemon = shared_node.daemon(mover={"lane_threads": 1, "staging_slot_bytes": 8 * MIB + 4 * KIB, "evict_slices_in_flight": 1})
+    slow, other = shared_node.engine(), shared_node.engine()
+    shape = {"block_count": 16, "memory_bytes": [16 * MIB], "planes": [(0, 0, MIB, MIB)]}
+    make_engine(slow, daemon, **shape)
+    make_engine(other, daemon, **shape, instance="other")
+    assert shared_node.control is not None
+    slow.run("stream, mark = stream_and_mark('flag')")
+    shared_node.control.process(slow.pid).hold()
+    slow.run("""
+        mark.record(int(stream))
+        names = [f"slow {number}" for number in range(16)]
+        request = Request(lambda: engine.evict(range(16), names, durable=True, source_ready=mark.name, deadline_s=240))
+    """)
+    mover = shared_node.mover(daemon)
+    wait_until(lambda: mover.calls.get("cuMemcpyAsync", 0) > 2, "the mover's looks at the flag")
+    stored = other.run("result = engine.evict(range(16), [f'other {number}' for number in range(16)], durable=True, deadline_s=60)['outcomes']")
+    assert {tuple(outcome[:2]) for outcome in stored} == {("STORED", "NONE")}
+    assert not slow.run("result = request.answer is not None")
+    shared_node.control.process(slow.pid).release()
+    assert {outcome[0] for outcome in slow.run("result = request.finish()['outcomes']")} == {"STORED"}
+    shared_node.end_engines()
