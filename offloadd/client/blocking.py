@@ -19,6 +19,7 @@ from offloadd.client.cuda.memory import DeviceMemory
 from offloadd.client.memory import HostMemory
 from offloadd.client.values import Blocks, Capabilities, EvictResult, LookupResult, PrefetchResult, Region, RestorePart, RestoreResult, ShardName
 from offloadd.errors import LimitExceeded, OffloaddError, Unavailable
+from offloadd.model.device_event import EventName
 from offloadd.model.enums import AckLevel, Path, Priority, Tier
 from offloadd.model.namespace import Namespace
 from offloadd.model.region import Plane
@@ -161,11 +162,11 @@ class Client:
         priority: Priority = Priority.DEFAULT,
         deadline_s: float | None = None,
         request_id: str = "",
-        source_ready: bytes = b"",
+        source_ready: EventName = b"",
     ) -> EvictResult:
         """Copy blocks out of the region. When it returns the sources may be reused, save those QUARANTINED; with ack DURABLE they are on a volume.
 
-        `source_ready`, for a region on a GPU: handle of an event (`offloadd.client.cuda`), recorded before, that the copies wait for.
+        `source_ready`, for a region on a GPU: what the copies wait for (`offloadd.client.cuda`), the handle of an event, recorded before, or a flag's value.
         """
 
         def work(link: _Link) -> EvictResult:
@@ -196,9 +197,12 @@ class Client:
         priority: Priority = Priority.DEFAULT,
         deadline_s: float | None = None,
         request_id: str = "",
-        destination_free: bytes = b"",
+        destination_free: EventName = b"",
     ) -> RestoreResult:
-        """Copy blocks into the region. Only destinations with RESTORED hold what was asked for. With `consume` the instance's keeps of them end."""
+        """Copy blocks into the region. Only destinations with RESTORED hold what was asked for. With `consume` the instance's keeps of them end.
+
+        `destination_free`: as `source_ready` of `evict`, for work that still uses the destinations.
+        """
         options: dict[str, Any] = {
             "path": path,
             "require_path": require_path,
@@ -220,7 +224,7 @@ class Client:
         priority: Priority = Priority.DEFAULT,
         deadline_s: float | None = None,
         request_id: str = "",
-        destination_free: bytes = b"",
+        destination_free: EventName = b"",
     ) -> Generator[RestorePart, None, None]:
         """As `restore`, but blocks come as soon as they are there, in order. Sent at the first `next`; closing the iterator early cancels the rest.
 

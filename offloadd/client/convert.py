@@ -31,6 +31,7 @@ from offloadd.client.values import (
     VolumeRates,
 )
 from offloadd.errors import DaemonFailed, InvalidRequest
+from offloadd.model.device_event import FLAG_WORD_BYTES, EventName
 from offloadd.model.enums import AckLevel, EvictStatus, Path, Priority, Reason, RestoreStatus, Tier, Way
 from offloadd.model.namespace import Namespace
 from offloadd.v1 import offload_pb2 as pb
@@ -161,6 +162,16 @@ def take_registered(region: Region, answer: pb.RegisterRegionResponse) -> None:
     region.payload_bytes, region.slot_bytes = answer.payload_bytes, answer.slot_bytes
 
 
+def device_event(event: EventName) -> pb.DeviceEvent | None:
+    """What copies wait for; None for nothing."""
+    if not event:
+        return None
+    if isinstance(event, bytes):
+        return pb.DeviceEvent(handle=event)
+    word = pb.CudaIpcHandle(handle=event.handle, offset_bytes=event.offset_bytes, memory_bytes=FLAG_WORD_BYTES)
+    return pb.DeviceEvent(flag=pb.DeviceFlag(word=word, value=event.value))
+
+
 def evict_request(
     blocks: Blocks | Sequence[Blocks],
     *,
@@ -173,7 +184,7 @@ def evict_request(
     priority: Priority = Priority.DEFAULT,
     deadline_s: float | None = None,
     request_id: str = "",
-    source_ready: bytes = b"",
+    source_ready: EventName = b"",
 ) -> pb.EvictRequest:
     """An evict with region ids as they are now."""
     return pb.EvictRequest(
@@ -187,7 +198,7 @@ def evict_request(
         priority=cast(pb.Priority, priority),
         deadline=duration(deadline_s),
         request_id=request_id,
-        source_ready=pb.DeviceEvent(handle=source_ready) if source_ready else None,
+        source_ready=device_event(source_ready),
     )
 
 
@@ -200,7 +211,7 @@ def restore_request(
     priority: Priority = Priority.DEFAULT,
     deadline_s: float | None = None,
     request_id: str = "",
-    destination_free: bytes = b"",
+    destination_free: EventName = b"",
 ) -> pb.RestoreRequest:
     """A restore with region ids as they are now."""
     return pb.RestoreRequest(
@@ -211,7 +222,7 @@ def restore_request(
         priority=cast(pb.Priority, priority),
         deadline=duration(deadline_s),
         request_id=request_id,
-        destination_free=pb.DeviceEvent(handle=destination_free) if destination_free else None,
+        destination_free=device_event(destination_free),
     )
 
 

@@ -113,3 +113,5 @@ class Reason(IntEnum):
     SHORT_IO = 11
     #: The path was required, and the bytes went another way.
     WRONG_PATH = 12
+    #: The event or flag that the copies were to wait for can't be opened; nothing was copied.
+    EVENT_NOT_OPENED = 13

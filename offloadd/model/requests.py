@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from offloadd.model.device_event import EventName
 from offloadd.model.enums import AckLevel, EvictStatus, Path, Priority, Reason, RestoreStatus, Tier
 
 Keys = npt.NDArray[Any]
@@ -34,8 +35,8 @@ class EvictOptions:
     keep_until_s: float | None = None
     priority: Priority = Priority.INTERACTIVE
     request_id: str = ""
-    #: cudaIpcEventHandle of the event that the gather waits for; empty for none.
-    source_ready: bytes = b""
+    #: What the gather waits for; empty for nothing.
+    source_ready: EventName = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,8 @@ class RestoreOptions:
     consume: bool = False
     priority: Priority = Priority.INTERACTIVE
     request_id: str = ""
-    #: cudaIpcEventHandle of the event that the scatter waits for; empty for none.
-    destination_free: bytes = b""
+    #: What the scatter waits for; empty for nothing.
+    destination_free: EventName = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,27 +8,30 @@ import os
 import resource
 import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from offloadd.cuda.closing import close_all
 from offloadd.cuda.copies import CopyEngines
 from offloadd.cuda.device import Device
 from offloadd.cuda.driver import CudaError
+from offloadd.cuda.flags import FlagReader
 from offloadd.cuda.imports import IpcImports, IpcMemory, VmmChunk, VmmMemory
 from offloadd.cuda.locked_chunks import LockedChunks, Part
 from offloadd.cuda.memory import DeviceMemory, HostRegistration, random_memory
 from offloadd.cuda.nvml import read_memory_use
 from offloadd.cuda.region import CudaRegion, MemoryPart, Places
-from offloadd.cuda.streams import Event, Stream
+from offloadd.cuda.streams import Stream
 from offloadd.errors import InvalidRequest
 from offloadd.memory.mapping import Bytes, Mapping, map_private
+from offloadd.model.device_event import EventName
 from offloadd.model.region import Layout
 from offloadd.mover.arena import Arena
 from offloadd.mover.copy_choice import CopyChoice, Mode
+from offloadd.mover.cuda_events import RegionEvents
 from offloadd.mover.device import Bench, make_all
 from offloadd.mover.messages import ChunkPiece, CopiesChosen, GpuFacts, KernelsFailed, OwnPiece, Piece
 from offloadd.mover.pageable import Through, gather_through, scatter_through
@@ -51,15 +54,6 @@ COPY_TIMEOUT_S = 20.0
 GDS_THREADS = 256
 #: Page-locked memory of a thread that reads engine memory to compare it.
 SCRATCH_BYTES = MIB
-#: Events that one region holds open. An engine uses a few again and again.
-EVENTS_MAX = 64
-
-
-class Closable(Protocol):
-    """Something of the driver's."""
-
-    def close(self) -> None:
-        """Give it back."""
 
 
 def _end_process(why: str) -> NoReturn:
@@ -95,9 +89,7 @@ class CudaMappedRegion:
         self._copies = device.choice.of(region)
         self._memories = memories
         self.payload_bytes = region.payload_bytes
-        self._lock = threading.Lock()
-        #: By handle, the latest used last. They go with the region: a handle says nothing about another engine's event.
-        self._events: OrderedDict[bytes, Event] = OrderedDict()
+        self._events = RegionEvents(device.flags, device.imports)
 
     def gather(self, block_indices: Indices, target: Payloads, first: int, last: int | None) -> None:
         """See `MappedRegion`."""
@@ -150,33 +142,13 @@ class CudaMappedRegion:
         with self._device.copying() as stream:
             self._copies.scatter(block_indices, source, stream)
 
-    def has_come(self, after_event: bytes) -> bool:
+    def has_come(self, after_event: EventName) -> bool:
         """See `MappedRegion`."""
-        with self._lock:
-            event = self._events.get(after_event)
-            if event is None:
-                event = self._events[after_event] = self._device.open_event(after_event)
-                if len(self._events) > EVENTS_MAX:
-                    _, oldest = self._events.popitem(last=False)
-                    oldest.close()
-            self._events.move_to_end(after_event)
-            return event.is_done()
+        return self._events.has_come(after_event)
 
     def close(self) -> None:
         """See `MappedRegion`."""
-        close_all([*self._events.values(), *self._memories])
-
-
-def close_all(things: Sequence[Closable]) -> None:
-    """Close all, also when one can't be, and raise the first error then."""
-    first: Exception | None = None
-    for thing in things:
-        try:
-            thing.close()
-        except CudaError as error:
-            first = first or error
-    if first is not None:
-        raise first
+        close_all([self._events, *self._memories])
 
 
 def _places(payloads: Payloads) -> Places:
@@ -225,7 +197,8 @@ class CudaDevice:
         self.choice = CopyChoice(device=self.device, engines=self.engines, mode=copies, open_kernels=self.kernels, copying=self.copying, tell=tell)
         self._kernels_lock = threading.Lock()
         self._kernels: DeviceKernels | CudaError | None = None
-        self._imports = IpcImports(self.device)
+        self.imports = IpcImports(self.device)
+        self.flags = FlagReader(self.device)
         self._local = threading.local()
         self._gds_lock = threading.Lock()
         self._gds: tuple[Gds, DeviceKernels] | GdsUnavailable | None = None
@@ -253,7 +226,7 @@ class CudaDevice:
                 elif isinstance(piece, OwnPiece):
                     memories.append(random_memory(self.device, size_bytes))
                 else:
-                    memories.append(self._imports.open(piece.handle))
+                    memories.append(self.imports.open(piece.handle))
                 parts.append(MemoryPart.of(memories[-1], 0 if isinstance(piece, OwnPiece) else piece.offset_bytes, size_bytes))
             region = CudaRegion.over(layout, parts, planes_max=max(1, len(layout.planes)))
             return CudaMappedRegion(self, region, memories)
@@ -373,10 +346,6 @@ class CudaDevice:
             self.choice.blame(why)
         finally:
             _end_process(why)
-
-    def open_event(self, handle: bytes) -> Event:
-        """An engine's event. Raises InvalidRequest or CudaError for a handle that can't be opened."""
-        return Event.open(self.device, handle)
 
     def _stream(self) -> Stream:
         stream: Stream | None = getattr(self._local, "stream", None)

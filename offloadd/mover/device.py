@@ -10,6 +10,7 @@ from offloadd.memory.mapping import MADV_HUGEPAGE, Bytes, Mapping, map_memories,
 from offloadd.memory.memfd import validate_sealed
 from offloadd.memory.planes import plane_views
 from offloadd.memory.topology import UNKNOWN_NODE
+from offloadd.model.device_event import EventName
 from offloadd.model.region import Layout, validate_layout
 from offloadd.mover.arena import Arena
 from offloadd.mover.messages import GpuFacts, Piece
@@ -17,6 +18,10 @@ from offloadd.mover.volume import Volume
 from offloadd.transfer.gather import Payloads, Views, block_crc, gather, payload_bytes, scatter
 
 Indices = npt.NDArray[Any]
+
+
+class EventNotOpenedError(Exception):
+    """What a job should wait for can't be opened; the text says why and what to do."""
 
 
 class MappedRegion(Protocol):
@@ -35,8 +40,8 @@ class MappedRegion(Protocol):
     def block_crc(self, block_index: int, first: int, last: int | None) -> int:
         """CRC32C of payload bytes `first` to `last` (None: all) of one block, as they are in engine memory."""
 
-    def has_come(self, after_event: bytes) -> bool:
-        """Whether the engine's event behind this handle has come. Raises ValueError, InvalidRequest or OSError if it can't be told."""
+    def has_come(self, after_event: EventName) -> bool:
+        """Whether the engine's event or flag has come; never waits for it. Raises EventNotOpenedError, ValueError or OSError if it can't be told."""
 
     def close(self) -> None:
         """Unmap."""
@@ -124,7 +129,7 @@ class HostRegion:
         """See `MappedRegion`."""
         return block_crc(self._views, block_index, first, last)
 
-    def has_come(self, after_event: bytes) -> bool:
+    def has_come(self, after_event: EventName) -> bool:
         """See `MappedRegion`. Never: the front refuses events for host memory."""
         raise ValueError("a CUDA event was named; the region is in host memory")
 

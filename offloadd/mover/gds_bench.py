@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
+from offloadd.cuda.closing import close_all
 from offloadd.cuda.gds import Gds, GdsUnavailable, GdsVolume, ShortTransfer, StagingSlot, WhyNot
 from offloadd.cuda.memory import DeviceMemory, HostRegistration
 from offloadd.cuda.plain import clear, copy
@@ -14,7 +15,7 @@ from offloadd.cuda.region import CudaRegion, Places
 from offloadd.memory.mapping import Bytes, Mapping, map_private
 from offloadd.memory.planes import PlaneGroup
 from offloadd.model.enums import Way
-from offloadd.mover.cuda_device import CudaDevice, close_all
+from offloadd.mover.cuda_device import CudaDevice
 from offloadd.mover.device import make_all
 from offloadd.mover.slot_io import ShortIoError
 from offloadd.mover.volume import Volume

@@ -8,15 +8,18 @@ import select
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from offloadd.ipc.channel import Channel
+from offloadd.model.device_event import EventName
 from offloadd.mover.device import Bench
-from offloadd.mover.messages import Job, LaneAnswer
+from offloadd.mover.messages import Job, LaneAnswer, Parked, Unparked
 from offloadd.mover.slices import Slice, cut
 from offloadd.mover.time_slices import take_short_turns
 from offloadd.mover.tools import Memories, Tools, may_begin
@@ -24,9 +27,25 @@ from offloadd.mover.volume import Volume
 from offloadd.mover.work import FrontGoneError, run
 from offloadd.tiers.format import LONG_SLOT_BYTES
 
-#: Between two looks at an engine's event.
+#: Between two rounds of looks at the events and flags of waiting jobs. Pauses double from about what a look takes to what would be seen in the latency of a
+#: single block, and are never shorter than the round before took: the leader spends at most half of its time on looks, however many jobs wait.
 _PAUSE_S_MIN = 20e-6
 _PAUSE_S_MAX = 1e-3
+#: A job that has waited for so long is told to the front. Most have not: their event has come before, or comes while its first read is under way.
+_PARKED_TELL_S = 2e-3
+
+
+#: The move, its event or flag, and its regions.
+_Awaited = tuple[int, EventName, tuple[int, ...]]
+
+
+@dataclass(slots=True)
+class _ParkedJob:
+    """A job whose engine has not come yet. `told`: the front knows."""
+
+    pieces: list[Slice]
+    since_s: float
+    told: bool = False
 
 
 class Lane:
@@ -49,8 +68,10 @@ class Lane:
         self._benches: Sequence[Bench] = ()
         self._threads: list[threading.Thread] = []
         self._changed = threading.Condition()
-        #: Jobs whose engine has not come yet. Only the leader touches them.
-        self._parked: list[list[Slice]] = []
+        #: Jobs whose engine has not come yet, by what they wait for, so that those of one request cost one look. Only the leader touches them.
+        self._parked: dict[_Awaited, deque[_ParkedJob]] = {}
+        #: The next job comes from the socket, if one is there.
+        self._socket_first = False
         #: Slices that no thread has begun.
         self._waiting: deque[Slice] = deque()
         #: Some thread is waiting in the socket.
@@ -144,24 +165,52 @@ class Lane:
         """
         pause_s = _PAUSE_S_MIN
         while True:
-            for number, pieces in enumerate(self._parked):
-                if may_begin(self._memories.engine, pieces):
-                    del self._parked[number]
+            # In turn: jobs whose engines have come, perhaps all at once, keep a restore in the socket waiting for one of them at most, and the other way round.
+            if self._parked and not (self._socket_first and self._readable()):
+                begin = time.monotonic()
+                if (pieces := self._unpark(begin)) is not None:
+                    self._socket_first = True
                     return pieces
-            if self._parked and not self._readable(pause_s):
-                pause_s = min(2 * pause_s, _PAUSE_S_MAX)
-                continue
+                if not self._readable(max(pause_s, time.monotonic() - begin)):
+                    pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+                    continue
+            self._socket_first = False
             received = self._receive()
-            if not received or not received[0].job.after_event:
+            if not received or may_begin(self._memories.engine, received):
                 return received
-            self._parked.append(received)
+            self._park(received)
             pause_s = _PAUSE_S_MIN
 
-    def _readable(self, timeout_s: float) -> bool:
+    def _park(self, pieces: list[Slice]) -> None:
+        awaited = (pieces[0].job.move, pieces[0].job.after_event, tuple(pieces[0].regions))
+        self._parked.setdefault(awaited, deque()).append(_ParkedJob(pieces, time.monotonic()))
+
+    def _unpark(self, now_s: float) -> list[Slice] | None:
+        """The slices of a job that waits no more; None if all do. Those that have waited for some time are told to the front."""
+        for awaited, jobs in self._parked.items():
+            if may_begin(self._memories.engine, jobs[0].pieces):
+                parked = jobs.popleft()
+                if not jobs:
+                    del self._parked[awaited]
+                if parked.told:
+                    self._send(Unparked(job=parked.pieces[0].job.job))
+                return parked.pieces
+            for parked in jobs:
+                if not parked.told and now_s - parked.since_s >= _PARKED_TELL_S:
+                    parked.told = True
+                    self._send(Parked(job=parked.pieces[0].job.job))
+        return None
+
+    def _readable(self, timeout_s: float = 0.0) -> bool:
         # Not select(): a mover with many volumes has descriptors above its 1024.
         poll = select.poll()
         poll.register(self._channel.sock, select.POLLIN)
-        return bool(poll.poll(timeout_s * 1e3))
+        if not 0 < timeout_s < 1e-3:
+            return bool(poll.poll(timeout_s * 1e3))
+        # poll() counts whole milliseconds, and rounds up.
+        if not poll.poll(0):
+            time.sleep(timeout_s)
+        return bool(poll.poll(0))
 
     def _receive(self) -> list[Slice] | None:
         """The slices of the next job; None when the front has closed the lane."""

@@ -9,6 +9,7 @@ from enum import IntEnum
 import msgspec
 
 from offloadd.ipc.channel import MESSAGE_BYTES_MAX
+from offloadd.model.device_event import EventName
 from offloadd.model.slots import BLOCK_DTYPE
 from offloadd.units import GIB
 
@@ -257,8 +258,8 @@ class Job(msgspec.Struct, frozen=True, tag=True):
     durable: bool = False
     verify: bool = True
     verify_target: int = 0
-    #: cudaIpcEventHandle of the engine's event that copies of the job wait for; empty for none.
-    after_event: bytes = b""
+    #: The engine's event or flag that copies of the job wait for; empty for none.
+    after_event: EventName = b""
     #: Bytes that went another way than the lane's fail (WRONG_PATH) instead of being told.
     require_path: bool = False
 
@@ -288,5 +289,17 @@ class SliceDone(msgspec.Struct, frozen=True, tag=True):
     way: int = 0
 
 
+class Parked(msgspec.Struct, frozen=True, tag=True):
+    """The job waits for its engine's event or flag; nothing of it has begun."""
+
+    job: int
+
+
+class Unparked(msgspec.Struct, frozen=True, tag=True):
+    """A job that was `Parked` begins: its event has come, or its end has."""
+
+    job: int
+
+
 #: Mover → front, on a lane socket.
-LaneAnswer = Copied | SliceDone
+LaneAnswer = Copied | SliceDone | Parked | Unparked

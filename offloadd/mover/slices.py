@@ -32,7 +32,7 @@ class Slice:
         "checksum_ns",
         "checksums",
         "copy_ns",
-        #: Why its engine's event can't be waited for.
+        #: Why its engine's event or flag can't be waited for.
         "failure",
         "io_bytes",
         "io_ns",

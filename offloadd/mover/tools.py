@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from offloadd.errors import InvalidRequest
 from offloadd.memory.mapping import Bytes
 from offloadd.mover.arena import Arena
-from offloadd.mover.device import Bench, MappedRegion, MoverDevice
+from offloadd.mover.device import Bench, EventNotOpenedError, MappedRegion, MoverDevice
 from offloadd.mover.engine_memory import EngineMemory
 from offloadd.mover.messages import LaneAnswer
 from offloadd.mover.slices import Slice
@@ -64,7 +63,7 @@ Regions = dict[int, MappedRegion]
 
 
 def may_begin(engine: EngineMemory, pieces: Sequence[Slice]) -> bool:
-    """Whether the slices of a job need not wait (any more): the engine's event has come, or their own end has (deadline, fence), or it can't be told.
+    """Whether the slices of a job need not wait (any more): the engine's event or flag has come, or their own end has (deadline, fence), or it can't be told.
 
     Holds the region only while it asks: behind an engine that never comes, neither a fence nor an unmap may wait.
     """
@@ -74,7 +73,7 @@ def may_begin(engine: EngineMemory, pieces: Sequence[Slice]) -> bool:
     try:
         with engine.borrow(first.job.move, first.regions) as regions:
             return regions is None or all(region.has_come(first.job.after_event) for region in regions.values())
-    except (OSError, InvalidRequest, ValueError) as error:
+    except (EventNotOpenedError, OSError, ValueError) as error:
         for piece in pieces:
             piece.failure = error
         return True

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from offloadd.errors import InvalidRequest
 from offloadd.model.enums import Reason
 from offloadd.mover import arena_work, gds_work, long_work, spill_work, volume_work
+from offloadd.mover.device import EventNotOpenedError
 from offloadd.mover.messages import Operation
 from offloadd.mover.slices import Slice
 from offloadd.mover.slot_io import ShortIoError
@@ -60,6 +61,9 @@ def run(tools: Tools, piece: Slice) -> None:
     except ShortIoError as error:
         _say(piece, error)
         piece.fail(Reason.SHORT_IO)
+    except EventNotOpenedError as error:
+        _say(piece, error)
+        piece.fail(Reason.EVENT_NOT_OPENED)
     except (OSError, InvalidRequest) as error:
         _say(piece, error)
         piece.fail(Reason.IO_ERROR)

@@ -14,6 +14,7 @@ import structlog
 from offloadd import clock
 from offloadd.catalog.catalog import Catalog
 from offloadd.errors import DeadlineExpired, LimitExceeded, PathUnavailable
+from offloadd.model.device_event import EventName
 from offloadd.model.enums import Path, Reason, Tier
 from offloadd.model.slots import BLOCK_DTYPE
 from offloadd.mover.messages import JOB_BLOCKS_MAX, Job, Operation
@@ -200,7 +201,7 @@ class Core:
         deadline_s: float = 0.0,
         durable: bool = False,
         background: bool = False,
-        after_event: bytes = b"",
+        after_event: EventName = b"",
         require_path: bool = False,
         verify_target: int | None = None,
     ) -> None:

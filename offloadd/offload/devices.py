@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from offloadd.catalog.pool import ANY_NODE
 from offloadd.errors import InvalidRequest, PathUnavailable
+from offloadd.model.device_event import EventName
 from offloadd.model.enums import Path
 from offloadd.offload.lanes import Lane
 from offloadd.offload.mover_link import MoverLink
@@ -102,9 +103,9 @@ class Device:
         """All lanes."""
         return [*([self.arena_lane] if self.arena_lane is not None else []), *self.volume_lanes.values()]
 
-    def refuse_event(self, handle: bytes, field_name: str) -> None:
-        """Raise `InvalidRequest` for a CUDA event that copies on the host should wait for."""
-        if handle and not self.is_gpu:
+    def refuse_event(self, event: EventName, field_name: str) -> None:
+        """Raise `InvalidRequest` for a CUDA event or flag that copies on the host should wait for."""
+        if event and not self.is_gpu:
             raise InvalidRequest(f"{field_name} is for regions on a GPU; this one is on device {self.name}")
 
     def refuse_path(self, path: Path, *, require: bool, allowed: tuple[Path, ...], what: str, slot_bytes: int) -> Path:

@@ -10,7 +10,7 @@ from offloadd import clock
 from offloadd.ipc.channel import AsyncChannel
 from offloadd.model.enums import Path, Reason, Tier, Way
 from offloadd.model.slots import BLOCK_DTYPE, RESULT_DTYPE
-from offloadd.mover.messages import Copied, Job, LaneAnswer, Operation, SliceDone
+from offloadd.mover.messages import Copied, Job, LaneAnswer, Operation, Parked, SliceDone, Unparked
 from offloadd.offload.moves import Move, WayName
 from offloadd.offload.traffic import Run, Traffic
 from offloadd.scheduler.lane_queue import JobClass, LaneQueue, Ticket
@@ -143,6 +143,13 @@ class Lane:
             return
         if isinstance(answer, Copied):
             pending.move.on_copied(answer.job, answer.count)
+            return
+        if isinstance(answer, Parked):
+            self._queue.park(answer.job)
+            self._pump()
+            return
+        if isinstance(answer, Unparked):
+            self._queue.unpark(answer.job)
             return
         assert isinstance(answer, SliceDone)
         assert self._run is not None

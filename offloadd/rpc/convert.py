@@ -12,6 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from offloadd import clock
 from offloadd.catalog.index import keys_array
 from offloadd.errors import InvalidRequest
+from offloadd.model.device_event import FLAG_WORD_BYTES, EventName, FlagValue
 from offloadd.model.enums import AckLevel, Path, Priority, Tier
 from offloadd.model.namespace import KeyMaker, Namespace, Shard
 from offloadd.model.region import Layout, Plane
@@ -175,13 +176,34 @@ def restore_options(request: pb.RestoreRequest, remaining_s: float | None, limit
     )
 
 
-def _event(request: Any, field: str) -> bytes:
+def _event(request: Any, field: str) -> EventName:
     if not request.HasField(field):
         return b""
-    handle: bytes = getattr(request, field).handle
-    if len(handle) != CUDA_HANDLE_BYTES:
-        raise InvalidRequest(f"{field} has a handle of {len(handle)} bytes; a CUDA IPC event handle has {CUDA_HANDLE_BYTES}")
-    return handle
+    event = getattr(request, field)
+    match event.WhichOneof("source"):
+        case "handle":
+            handle: bytes = event.handle
+            if len(handle) != CUDA_HANDLE_BYTES:
+                raise InvalidRequest(f"{field} has a handle of {len(handle)} bytes; a CUDA IPC event handle has {CUDA_HANDLE_BYTES}")
+            return handle
+        case "flag":
+            return _flag(event.flag, field)
+        case _:
+            raise InvalidRequest(f"{field} names neither an event nor a flag; exactly one is needed")
+
+
+def _flag(flag: pb.DeviceFlag, field: str) -> FlagValue:
+    word = flag.word
+    if len(word.handle) != CUDA_HANDLE_BYTES:
+        raise InvalidRequest(f"{field} has a flag with a handle of {len(word.handle)} bytes; a CUDA IPC memory handle has {CUDA_HANDLE_BYTES}")
+    if word.memory_bytes != FLAG_WORD_BYTES:
+        raise InvalidRequest(f"{field} has a flag of {word.memory_bytes} bytes; its word has {FLAG_WORD_BYTES}")
+    if word.offset_bytes % FLAG_WORD_BYTES:
+        # Half of an old word and half of a new one could be read as a value that was never written.
+        raise InvalidRequest(f"{field} has a flag at offset {word.offset_bytes}; it must be a multiple of {FLAG_WORD_BYTES}")
+    if flag.value < 1:
+        raise InvalidRequest(f"{field} has a flag with value {flag.value}, which every word has reached; at least 1 is needed")
+    return FlagValue(word.handle, word.offset_bytes, flag.value)
 
 
 def _required(require_path: bool, path: int) -> bool:

@@ -8,6 +8,10 @@ from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum
 
+#: Jobs of one lane that may wait in the mover beside its window. Each takes 128 bytes a block there. Were they fewer than a session's requests (64 by default)
+#: have jobs, one engine that does not come would fill the window with the rest of them.
+PARKED_JOBS_MAX = 512
+
 
 class JobClass(IntEnum):
     """Classes of a lane's jobs, in falling order of precedence."""
@@ -30,6 +34,9 @@ class Ticket:
 class LaneQueue:
     """Decides which job the lane gets next.
 
+    A job that was sent and waits there for its engine (`park`) takes no room in its window until it begins (`unpark`): an engine that does not come must not
+    hold up another's jobs. At most PARKED_JOBS_MAX do so.
+
     `restore_bytes_in_flight`: the window of restores sent ahead. `evict_bytes_in_flight`: the window of everything else. While restores wait or run,
     one evict job is sent for every `evict_share` restore jobs, so that steady restores do not starve evicts for ever; and for every `evict_share` evict jobs
     one background job, since a spill that waits keeps arena slots pinned.
@@ -44,6 +51,8 @@ class LaneQueue:
         self._evict_share = evict_share
         self._queues: dict[JobClass, deque[Ticket]] = {job_class: deque() for job_class in JobClass}
         self._in_flight: dict[int, Ticket] = {}
+        #: Those of `_in_flight` that wait for their engines: their bytes are not counted.
+        self._parked: set[int] = set()
         self._bytes_in_flight = dict.fromkeys(JobClass, 0)
         self._restores_since_evict = 0
         self._evicts_since_background = 0
@@ -54,9 +63,24 @@ class LaneQueue:
 
     def finish(self, job: int) -> None:
         """A job that was sent is over. Unknown jobs (a lane that was reset) are ignored."""
+        self.unpark(job)
         ticket = self._in_flight.pop(job, None)
         if ticket is not None:
             self._bytes_in_flight[ticket.job_class] -= ticket.io_bytes
+
+    def park(self, job: int) -> None:
+        """A job that was sent waits for its engine. Unknown jobs are ignored."""
+        ticket = self._in_flight.get(job)
+        if ticket is not None and job not in self._parked and len(self._parked) < PARKED_JOBS_MAX:
+            self._parked.add(job)
+            self._bytes_in_flight[ticket.job_class] -= ticket.io_bytes
+
+    def unpark(self, job: int) -> None:
+        """It does not wait any more, whether or not there is room: nothing else is sent until there is. Jobs that are not parked are ignored."""
+        if job in self._parked:
+            self._parked.remove(job)
+            ticket = self._in_flight[job]
+            self._bytes_in_flight[ticket.job_class] += ticket.io_bytes
 
     def take(self) -> list[int]:
         """The jobs to send now, in this order."""
@@ -106,6 +130,7 @@ class LaneQueue:
         """The lane is gone: forget everything; returns the jobs that were sent or waited."""
         lost = [*self._in_flight, *(ticket.job for queue in self._queues.values() for ticket in queue)]
         self._in_flight.clear()
+        self._parked.clear()
         for job_class, queue in self._queues.items():
             queue.clear()
             self._bytes_in_flight[job_class] = 0

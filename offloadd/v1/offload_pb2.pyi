@@ -78,6 +78,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_TARGET_MISMATCH: _ClassVar[Reason]
     REASON_SHORT_IO: _ClassVar[Reason]
     REASON_WRONG_PATH: _ClassVar[Reason]
+    REASON_EVENT_NOT_OPENED: _ClassVar[Reason]
 
 class LookupMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -129,6 +130,7 @@ REASON_CHECKSUM_MISMATCH: Reason
 REASON_TARGET_MISMATCH: Reason
 REASON_SHORT_IO: Reason
 REASON_WRONG_PATH: Reason
+REASON_EVENT_NOT_OPENED: Reason
 LOOKUP_MODE_UNSPECIFIED: LookupMode
 LOOKUP_MODE_PREFIX: LookupMode
 LOOKUP_MODE_MEMBERSHIP: LookupMode
@@ -219,11 +221,21 @@ class Plane(_message.Message):
     block_bytes: int
     def __init__(self, memory: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., block_stride_bytes: _Optional[int] = ..., block_bytes: _Optional[int] = ...) -> None: ...
 
+class DeviceFlag(_message.Message):
+    __slots__ = ("word", "value")
+    WORD_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    word: CudaIpcHandle
+    value: int
+    def __init__(self, word: _Optional[_Union[CudaIpcHandle, _Mapping]] = ..., value: _Optional[int] = ...) -> None: ...
+
 class DeviceEvent(_message.Message):
-    __slots__ = ("handle",)
+    __slots__ = ("handle", "flag")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
+    FLAG_FIELD_NUMBER: _ClassVar[int]
     handle: bytes
-    def __init__(self, handle: _Optional[bytes] = ...) -> None: ...
+    flag: DeviceFlag
+    def __init__(self, handle: _Optional[bytes] = ..., flag: _Optional[_Union[DeviceFlag, _Mapping]] = ...) -> None: ...
 
 class BlockSpan(_message.Message):
     __slots__ = ("region_id", "start", "count", "block_hashes")

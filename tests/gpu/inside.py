@@ -8,7 +8,7 @@ import numpy as np
 from cuda.bindings import driver as cu
 
 from offloadd.client import AckLevel, Blocks, Client, Namespace, Path, Plane, Tier
-from offloadd.client.cuda import Chunk, DeviceMemory, export_pointer, new_event
+from offloadd.client.cuda import Chunk, DeviceMemory, FlagValue, export_pointer, new_event, new_flag
 from offloadd.errors import OffloaddError
 
 #: The memories begin inside their allocations, as a caching allocator's tensors do.
@@ -169,6 +169,31 @@ class Request:
 
 def stream_and_event():
     return ok(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)), new_event()
+
+
+class Mark:
+    """What requests wait for: an event, or a flag. `name` is what they are given."""
+
+    def __init__(self, kind):
+        self.kind = kind
+        self._made = {"event": new_event, "flag": new_flag}[kind]()
+        self.name = b""
+
+    def record(self, stream):
+        if self.kind == "event":
+            self._made.record(stream)
+            self.name = self._made.handle
+        else:
+            self.name = self._made.write(stream)
+
+
+def stream_and_mark(kind):
+    return ok(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)), Mark(kind)
+
+
+def flag_value(handle, offset_bytes, value):
+    """As a client of its own could name it; `handle` in hexadecimal."""
+    return FlagValue(bytes.fromhex(handle), offset_bytes, value)
 
 
 def told(result):

@@ -1,16 +1,20 @@
-"""Copies keep the order that an engine's events demand, and nothing waits for ever for an engine that does not come."""
+"""Copies keep the order that an engine's events and flags demand, and nothing waits for ever for an engine that does not come."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from offloadd.units import KIB
+from offloadd.model.device_event import FLAG_WORD_BYTES
+from offloadd.units import KIB, MIB
 
 from ..standin.controls import Control, Process, wait_until
 from ..standin_tests.child import Child
 from ..system.daemon_process import DaemonProcess
 from .conftest import Node
+
+#: CUresult.
+MAP_FAILED = 205
 
 COUNT = 16
 #: K and V of two layers, apart.
@@ -24,10 +28,10 @@ RESTORE = {"ddr": "path='DDR', require_path=True", "bounce": "path='BOUNCE', req
 
 
 class Scene:
-    """A GPU's mover, and an engine with an event and a stream, in which work can be held."""
+    """A GPU's mover, and an engine with an event or a flag and a stream, in which work can be held."""
 
-    def __init__(self, node: Node, daemon: DaemonProcess, make_engine: Callable[..., None], weights: str) -> None:
-        self.node, self.daemon, self.weights = node, daemon, weights
+    def __init__(self, node: Node, daemon: DaemonProcess, make_engine: Callable[..., None], weights: str, kind: str) -> None:
+        self.node, self.daemon, self.weights, self.kind = node, daemon, weights, kind
         self._make_engine = make_engine
         self.mover: Process = node.mover(daemon)
         # The engines of the test before are gone.
@@ -37,7 +41,7 @@ class Scene:
     def new_engine(self, **options: object) -> Child:
         engine = self.node.engine()
         self._make_engine(engine, self.daemon, **SHAPE, weights=self.weights, **options)
-        engine.run("stream, event = stream_and_event()")
+        engine.run(f"stream, mark = stream_and_mark({self.kind!r})")
         return engine
 
     @property
@@ -61,13 +65,16 @@ class Scene:
         wait_until(lambda: self.looks() > looked + 2 or self.answered(), "the mover's looks at the event")
 
     def looks(self) -> int:
-        """At events, by the mover. It also looks at its own, at the end of copies."""
+        """At events, by the mover. It also looks at its own, at the end of copies, those of flags too."""
         return self.mover.calls.get("cuEventQuery", 0)
 
     def copied(self) -> int:
-        """Bytes that the mover has copied, either way."""
-        counters = self.mover.counters
-        return counters.device_to_host_bytes + counters.host_to_device_bytes
+        """Bytes that the mover has copied, either way, less 8 a copy: so looks at flags, which are copies of 8 bytes, do not count."""
+        # A copy is counted a moment before its bytes: only what is twice the same is true.
+        while (counters := self.mover.counters) != self.mover.counters:
+            pass
+        copies = counters.device_to_host_copies + counters.host_to_device_copies
+        return counters.device_to_host_bytes + counters.host_to_device_bytes - FLAG_WORD_BYTES * copies
 
     def answered(self) -> bool:
         return bool(self.engine.run("result = request.answer is not None"))
@@ -93,8 +100,8 @@ class Scene:
             for number in range(8):
                 engine.write(number, f"later {number}")
             later = [f"later {number}" for number in range(8)]
-            event.record(int(stream))
-            evicted = engine.evict(range(8), later, durable=True, source_ready=event.handle)["outcomes"]
+            mark.record(int(stream))
+            evicted = engine.evict(range(8), later, durable=True, source_ready=mark.name)["outcomes"]
             restored = engine.restore(range(8, 16), later)["outcomes"]
             result = [evicted, restored, engine.wrong(range(8, 16), later)]
         """)
@@ -109,29 +116,34 @@ def daemon(shared_node: Node) -> DaemonProcess:
     return shared_node.daemon(mover={"lane_threads": 1, "verify_target": 1})
 
 
-@pytest.fixture
+@pytest.fixture(params=["event", "flag"])
 def scene(shared_node: Node, daemon: DaemonProcess, make_engine: Callable[..., None], request: pytest.FixtureRequest) -> Iterator[Scene]:
     # Names of another test's blocks, with other bytes, are names in another namespace.
-    yield Scene(shared_node, daemon, make_engine, request.node.name)
+    yield Scene(shared_node, daemon, make_engine, request.node.name, request.param)
     shared_node.end_engines()
+
+
+#: For tests that are about the one or the other.
+of_events = pytest.mark.parametrize("scene", ["event"], indirect=True)
+of_flags = pytest.mark.parametrize("scene", ["flag"], indirect=True)
 
 
 @pytest.mark.parametrize("way", EVICT)
 def test_an_evict_stores_what_the_work_before_source_ready_wrote(scene: Scene, way: str) -> None:
     scene.store(way)
-    # The event has come before, and was opened then: it is the latest record that counts.
+    # The event has come before, and was opened then: it is the latest record that counts. Of a flag, the value.
     scene.engine.run(f"""
-        event.record(int(stream))
-        engine.evict([8], ["before"], {EVICT[way]}, source_ready=event.handle)
+        mark.record(int(stream))
+        engine.evict([8], ["before"], {EVICT[way]}, source_ready=mark.name)
     """)
     scene.hold()
     scene.engine.run("""
         engine.queue(stream, range(8), "new")
-        event.record(int(stream))
+        mark.record(int(stream))
         hashes = [f"new {number}" for number in range(8)]
     """)
     before = scene.copied()
-    scene.ask(f"engine.evict(range(8), hashes, {EVICT[way]}, source_ready=event.handle)")
+    scene.ask(f"engine.evict(range(8), hashes, {EVICT[way]}, source_ready=mark.name)")
     waited, copied = not scene.answered(), scene.copied() - before
     scene.release()
     evicted = scene.answer()
@@ -152,10 +164,10 @@ def test_a_restore_lands_after_the_work_before_destination_free(scene: Scene, wa
     # Work that still uses the destination: what it writes would stand over blocks that came too early.
     scene.engine.run("""
         engine.queue(stream, range(8, 16), "still in use")
-        event.record(int(stream))
+        mark.record(int(stream))
     """)
     before = scene.copied()
-    scene.ask(f"engine.restore(range(8, 16), names, {RESTORE[way]}, destination_free=event.handle)")
+    scene.ask(f"engine.restore(range(8, 16), names, {RESTORE[way]}, destination_free=mark.name)")
     waited, copied = not scene.answered(), scene.copied() - before
     scene.release()
     restored = scene.answer()
@@ -166,10 +178,10 @@ def test_a_restore_lands_after_the_work_before_destination_free(scene: Scene, wa
 
 
 REQUESTS = {
-    "evict to the arena": "engine.evict(range(8), hashes, tier='ARENA', source_ready=event.handle, {options})",
-    "durable evict": "engine.evict(range(8), hashes, durable=True, source_ready=event.handle, {options})",
-    "restore from the arena": "engine.restore(range(8, 16), names, destination_free=event.handle, {options})",
-    "restore from a volume": "engine.restore(range(8, 16), names, path='BOUNCE', require_path=True, destination_free=event.handle, {options})",
+    "evict to the arena": "engine.evict(range(8), hashes, tier='ARENA', source_ready=mark.name, {options})",
+    "durable evict": "engine.evict(range(8), hashes, durable=True, source_ready=mark.name, {options})",
+    "restore from the arena": "engine.restore(range(8, 16), names, destination_free=mark.name, {options})",
+    "restore from a volume": "engine.restore(range(8, 16), names, path='BOUNCE', require_path=True, destination_free=mark.name, {options})",
 }
 
 
@@ -180,7 +192,7 @@ def _with_an_event_that_does_not_come(scene: Scene, kind: str) -> None:
     # Work that changes nothing, and is never done.
     scene.engine.run("""
         engine.queue(stream, range(8), "other")
-        event.record(int(stream))
+        mark.record(int(stream))
     """)
 
 
@@ -216,7 +228,8 @@ def test_a_cancel_ends_a_request_that_waits_for_its_event(scene: Scene, kind: st
 def test_an_engine_that_dies_before_its_event_leaves_nothing(scene: Scene, kind: str) -> None:
     _with_an_event_that_does_not_come(scene, kind)
     scene.ask(REQUESTS[kind].format(options="deadline_s=120"))
-    assert scene.mover.counters.event_handles_open_now == 1
+    counters = scene.mover.counters
+    assert (counters.event_handles_open_now, counters.memory_handles_open_now) == ((1, 1) if scene.kind == "event" else (0, 2))
     scene.engine.kill()
     wait_until(lambda: not scene.mover.counters.memory_handles_open_now, "the end of the mapping")
     assert scene.mover.counters.event_handles_open_now == 0
@@ -247,6 +260,7 @@ def test_an_event_that_does_not_come_holds_up_no_other_engine(scene: Scene, kind
     assert wrong == []
 
 
+@of_events
 def test_events_are_refused_where_they_can_not_be_waited_for(scene: Scene) -> None:
     evict, restore, short, long = scene.engine.run("""
         from offloadd.client import HostMemory
@@ -254,11 +268,14 @@ def test_events_are_refused_where_they_can_not_be_waited_for(scene: Scene) -> No
             block_count=2, planes=[Plane(0, 0, 4096, 4096)], memories=[HostMemory.allocate(8192)], namespace=engine.namespace
         )
         blocks = Blocks(host, [0], [b"name"])
+        mark.record(int(stream))
+        flag = Mark("flag")
+        flag.record(int(stream))
         result = [
-            Request(lambda: engine.client.evict(blocks, source_ready=event.handle)).finish()["error"],
-            Request(lambda: engine.client.restore(blocks, destination_free=event.handle)).finish()["error"],
-            Request(lambda: engine.evict([0], ["name"], source_ready=event.handle[:-1])).finish()["error"],
-            Request(lambda: engine.restore([0], ["name"], destination_free=event.handle + b"0")).finish()["error"],
+            Request(lambda: engine.client.evict(blocks, source_ready=mark.name)).finish()["error"],
+            Request(lambda: engine.client.restore(blocks, destination_free=flag.name)).finish()["error"],
+            Request(lambda: engine.evict([0], ["name"], source_ready=mark.name[:-1])).finish()["error"],
+            Request(lambda: engine.restore([0], ["name"], destination_free=mark.name + b"0")).finish()["error"],
         ]
     """)
     assert evict == ["InvalidRequest", "source_ready is for regions on a GPU; this one is on device host"]
@@ -268,22 +285,160 @@ def test_events_are_refused_where_they_can_not_be_waited_for(scene: Scene) -> No
     scene.works()
 
 
-@pytest.mark.parametrize("whose", ["nobody's", "a dead process's"])
+def _fails_alone(scene: Scene, name: str, *told: str) -> None:
+    """An evict and a restore that wait for what `name`, an expression in the engine, names, which can't be opened: nothing is copied, and the log says why."""
+    scene.store("ddr")
+    before = scene.copied()
+    evicted, restored, same = scene.engine.run(f"""
+        name, digest = {name}, engine.digest()
+        evicted = engine.evict(range(8), [f"new {{number}}" for number in range(8)], source_ready=name)
+        restored = engine.restore(range(8, 16), names, destination_free=name)
+        result = [evicted, restored, engine.digest() == digest]
+    """)
+    assert {tuple(outcome[:2]) for answer in (evicted, restored) for outcome in answer["outcomes"]} == {("FAILED", "EVENT_NOT_OPENED")}
+    assert same and scene.copied() == before
+    log = scene.daemon.log.read_text()
+    assert all(text in log for text in told), log
+    scene.works()
+    # What could not be opened was not kept open.
+    assert scene.mover.counters.memory_handles_open_now == (1 if scene.kind == "event" else 2)
+
+
+@of_events
+@pytest.mark.parametrize("whose", ["nobody's", "a dead process's", "one of another container"])
 def test_an_event_that_can_not_be_opened_fails_its_request_alone(scene: Scene, whose: str) -> None:
+    if whose == "one of another container":
+        scene.engine.run("mark.record(int(stream))")
+        with scene.control.fail("cuIpcOpenEventHandle", MAP_FAILED, pid=scene.mover.pid):
+            evicted = scene.engine.run("result = engine.evict(range(8), [f'x {number}' for number in range(8)], source_ready=mark.name)")
+            flagged = scene.engine.run("""
+                flag = Mark("flag")
+                flag.record(int(stream))
+                result = engine.evict(range(8), [f'y {number}' for number in range(8)], source_ready=flag.name)
+            """)
+        assert {tuple(outcome[:2]) for outcome in evicted["outcomes"]} == {("FAILED", "EVENT_NOT_OPENED")}
+        assert {outcome[0] for outcome in flagged["outcomes"]} == {"STORED"}, "a flag does without"
+        log = scene.daemon.log.read_text()
+        assert "CUDA_ERROR_MAP_FAILED" in log and "share /dev/shm, or order the request by a flag" in log
+        return
     if whose == "nobody's":
         handle = "2a" * 64
     else:
         dead = scene.node.engine()
         handle = dead.run("result = new_event().handle.hex()")
         dead.kill()
-    scene.store("ddr")
-    before = scene.copied()
-    evicted, restored, same = scene.engine.run(f"""
-        handle, digest = bytes.fromhex({handle!r}), engine.digest()
-        evicted = engine.evict(range(8), [f"new {{number}}" for number in range(8)], source_ready=handle)
-        restored = engine.restore(range(8, 16), names, destination_free=handle)
-        result = [evicted, restored, engine.digest() == digest]
+    _fails_alone(scene, f"bytes.fromhex({handle!r})", "open a CUDA IPC event handle on cuda:0", "share /dev/shm, or order the request by a flag")
+
+
+def _flag(handle: str, offset_bytes: int) -> str:
+    return f"flag_value({handle!r}, {offset_bytes}, 1)"
+
+
+@of_flags
+@pytest.mark.parametrize("whose", ["nobody's", "a dead process's", "outside of its allocation", "of another GPU"])
+def test_a_flag_that_can_not_be_opened_fails_its_request_alone(scene: Scene, whose: str) -> None:
+    if whose == "nobody's":
+        name, told = _flag("2a" * 64, 0), "CUDA_ERROR_INVALID_VALUE"
+    elif whose == "outside of its allocation":
+        name, told = "flag_value(engine.memories[0].ipc_handle.hex(), engine.memories[0].allocation_bytes, 1)", "memory of 8 bytes at offset"
+    else:
+        other = scene.node.engine(0 if whose == "a dead process's" else 1)
+        handle = other.run("result = memory_handle(ok(cu.cuMemAlloc(4096)))")
+        name, told = _flag(handle, 0), "this mover works on cuda:0"
+        if whose == "a dead process's":
+            other.kill()
+            told = "the process that exported it has ended"
+    _fails_alone(scene, name, told, "a flag lies in cudaMalloc memory of an engine that lives")
+
+
+@of_flags
+def test_flags_that_can_not_be_are_refused(scene: Scene) -> None:
+    errors = scene.engine.run("""
+        from dataclasses import replace
+        mark.record(int(stream))
+        names = [replace(mark.name, **change) for change in ({"offset_bytes": 4}, {"value": 0}, {"handle": b"x" * 63})]
+        result = [Request(lambda: engine.evict([0], ["name"], source_ready=name)).finish()["error"] for name in names]
+        result += [Request(lambda: engine.restore([0], ["name"], destination_free=name)).finish()["error"] for name in names]
     """)
-    assert {outcome[0] for answer in (evicted, restored) for outcome in answer["outcomes"]} == {"FAILED"}
-    assert same and scene.copied() == before
+    assert {error[0] for error in errors} == {"InvalidRequest"}
+    for number, field in enumerate(("source_ready", "destination_free")):
+        assert [error[1] for error in errors[3 * number : 3 * number + 3]] == [
+            f"{field} has a flag at offset 4; it must be a multiple of 8",
+            f"{field} has a flag with value 0, which every word has reached; at least 1 is needed",
+            f"{field} has a flag with a handle of 63 bytes; a CUDA IPC memory handle has 64",
+        ]
     scene.works()
+
+
+@of_flags
+def test_a_flag_has_come_from_its_value_on_and_not_before(scene: Scene) -> None:
+    scene.store("ddr")
+    # By hand, without the client's own: values above those of a signed number.
+    scene.engine.run("""
+        word, digest = int(ok(cu.cuMemAlloc(64))), engine.digest()
+        ok(cu.cuMemsetD8(word, 0, 64))
+        ok(cu.cuCtxSynchronize())
+        handle, big = memory_handle(word), (1 << 63) + 5
+
+        def write(value):
+            ok(cu.cuStreamWriteValue64(stream, word + 8, value, 0))
+            ok(cu.cuStreamSynchronize(stream))
+
+        write(big - 1)
+    """)
+    before = scene.copied()
+    scene.ask("engine.restore(range(8, 16), names, destination_free=flag_value(handle, 8, big), deadline_s=120)")
+    assert not scene.answered() and scene.copied() == before
+    scene.engine.run("write(big)")
+    assert {outcome[0] for outcome in scene.answer()["outcomes"]} == {"RESTORED"}
+    # Smaller values have come with it, and the largest that there is has not.
+    again = scene.engine.run("result = engine.restore(range(8, 16), names, destination_free=flag_value(handle, 8, 1))['outcomes']")
+    assert {outcome[0] for outcome in again} == {"RESTORED"}
+    late = scene.engine.run("result = engine.restore(range(8, 16), names, destination_free=flag_value(handle, 8, (1 << 64) - 1), deadline_s=1.0)['outcomes']")
+    assert {tuple(outcome[:2]) for outcome in late} == {("FAILED", "DEADLINE")}
+
+
+@of_flags
+def test_many_flags_of_a_client_are_one_mapping(scene: Scene) -> None:
+    scene.store("ddr")
+    outcomes = scene.engine.run("""
+        outcomes = []
+        for number in range(100):
+            with new_flag() as flag:
+                outcomes += engine.restore([8 + number % 8], names[:1], destination_free=flag.write(int(stream)))["outcomes"]
+        flags = [new_flag() for number in range(600)]
+        streams = [int(stream)] * 600
+        outcomes += engine.restore([8], names[:1], destination_free=[flag.write(int(stream)) for flag in flags][-1])["outcomes"]
+        result = outcomes
+    """)
+    assert {outcome[0] for outcome in outcomes} == {"RESTORED"}
+    # Of the region, and of flags: 512 words, and as many again for those that did not find room.
+    assert scene.mover.counters.memory_handles_open_now == 3
+    scene.engine.run("engine.client.unregister_region(engine.region)")
+    assert scene.mover.counters.memory_handles_open_now == 0
+    scene.engine.run("engine.register()")
+
+
+def test_an_engine_that_does_not_come_fills_no_window(shared_node: Node, make_engine: Callable[..., None]) -> None:
+    # Room for one slice in flight: the evict that waits takes all of it.
+    daemon = shared_node.daemon(mover={"lane_threads": 1, "staging_slot_bytes": 8 * MIB + 4 * KIB, "evict_slices_in_flight": 1})
+    slow, other = shared_node.engine(), shared_node.engine()
+    shape = {"block_count": 16, "memory_bytes": [16 * MIB], "planes": [(0, 0, MIB, MIB)]}
+    make_engine(slow, daemon, **shape)
+    make_engine(other, daemon, **shape, instance="other")
+    assert shared_node.control is not None
+    slow.run("stream, mark = stream_and_mark('flag')")
+    shared_node.control.process(slow.pid).hold()
+    slow.run("""
+        mark.record(int(stream))
+        names = [f"slow {number}" for number in range(16)]
+        request = Request(lambda: engine.evict(range(16), names, durable=True, source_ready=mark.name, deadline_s=240))
+    """)
+    mover = shared_node.mover(daemon)
+    wait_until(lambda: mover.calls.get("cuMemcpyAsync", 0) > 2, "the mover's looks at the flag")
+    stored = other.run("result = engine.evict(range(16), [f'other {number}' for number in range(16)], durable=True, deadline_s=60)['outcomes']")
+    assert {tuple(outcome[:2]) for outcome in stored} == {("STORED", "NONE")}
+    assert not slow.run("result = request.answer is not None")
+    shared_node.control.process(slow.pid).release()
+    assert {outcome[0] for outcome in slow.run("result = request.finish()['outcomes']")} == {"STORED"}
+    shared_node.end_engines()

@@ -18,7 +18,7 @@ from offloadd.model.namespace import KeyMaker
 from offloadd.model.region import Layout, Plane
 from offloadd.model.requests import BlockBatch, EvictOptions, RestoreOptions
 from offloadd.model.slots import BLOCK_DTYPE, RESULT_DTYPE
-from offloadd.mover.messages import Copied, Job, Operation, SliceDone
+from offloadd.mover.messages import Copied, Job, Operation, Parked, SliceDone, Unparked
 from offloadd.offload.core import Core
 from offloadd.offload.devices import HOST, Device
 from offloadd.offload.evict import Evictor
@@ -28,7 +28,7 @@ from offloadd.offload.regions import Region, Regions
 from offloadd.offload.restore import Restorer
 from offloadd.offload.sessions import SessionTable
 from offloadd.offload.spill import Spiller
-from offloadd.scheduler.lane_queue import LaneQueue
+from offloadd.scheduler.lane_queue import JobClass, LaneQueue
 
 BLOCK_BYTES = 4096
 
@@ -245,6 +245,30 @@ async def test_an_evict_is_not_answered_before_every_source_was_copied(front: Fr
     front.lane.send(Copied(job=job.job, count=1))
     assert (await evict).status.tolist() == [EvictStatus.STORED] * 4
     front.done(job)
+    await front.core.idle()
+
+
+async def test_an_evict_that_waits_for_its_engine_holds_up_no_other(front: Front) -> None:
+    assert front.device.arena_lane is not None
+    front.device.arena_lane._queue._windows[JobClass.EVICT] = 1  # one job at a time
+    first, second, third = front.evict(0, "ab"), front.evict(2, "cd"), front.evict(4, "ef")
+    slow = await front.job()
+    await settle()
+    assert front.no_job()
+    front.lane.send(Parked(job=slow.job))
+    async with asyncio.timeout(60):
+        other = await front.job()
+    front.lane.send(Unparked(job=slow.job))
+    front.copied(other)
+    front.done(other)
+    assert (await second).status.tolist() == [EvictStatus.STORED] * 2
+    await settle()
+    assert front.no_job() and not first.done(), "what begins takes its room again"
+    front.copied(slow)
+    front.done(slow)
+    front.done(await front.job())
+    for evict in (first, third):
+        assert (await evict).status.tolist() == [EvictStatus.STORED] * 2
     await front.core.idle()
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from offloadd.scheduler.lane_queue import JobClass, LaneQueue, Ticket
+from offloadd.scheduler.lane_queue import PARKED_JOBS_MAX, JobClass, LaneQueue, Ticket
 
 RESTORE, EVICT, BACKGROUND = JobClass.RESTORE, JobClass.EVICT, JobClass.BACKGROUND
 
@@ -123,6 +123,60 @@ def test_a_lane_that_is_gone_leaves_no_bytes_in_flight() -> None:
     assert queue.take() == [6, 7]
 
 
+def test_jobs_that_wait_for_their_engine_hold_up_no_others() -> None:
+    queue = queue_of(restore=20, evict=20)
+    submit(queue, EVICT, *range(1, 9))
+    assert queue.take() == [1, 2]
+    queue.park(1)
+    queue.park(2)
+    assert queue.take() == [3, 4]
+    # It begins whether or not there is room; nothing else is sent until there is.
+    queue.unpark(1)
+    queue.finish(3)
+    assert queue.take() == []
+    queue.finish(4)
+    assert queue.take() == [5]
+    queue.finish(2)
+    queue.finish(1)
+    assert queue.take() == [6]
+
+
+def test_a_restore_that_waits_for_its_engine_keeps_no_evict_waiting() -> None:
+    queue = queue_of()
+    submit(queue, RESTORE, 1)
+    assert queue.take() == [1]
+    submit(queue, EVICT, 2)
+    assert queue.take() == []
+    queue.park(1)
+    assert queue.take() == [2]
+
+
+def test_no_more_jobs_wait_beside_the_window_than_may() -> None:
+    queue = queue_of(evict=10)
+    submit(queue, EVICT, *range(PARKED_JOBS_MAX + 2))
+    for job in range(PARKED_JOBS_MAX):
+        assert queue.take() == [job]
+        queue.park(job)
+        queue.park(job)
+    assert queue.take() == [PARKED_JOBS_MAX]
+    queue.park(PARKED_JOBS_MAX)
+    assert queue.take() == [], "it is one too many, and takes its room"
+    queue.finish(PARKED_JOBS_MAX)
+    assert queue.take() == [PARKED_JOBS_MAX + 1]
+
+
+def test_words_of_jobs_that_are_over_change_nothing() -> None:
+    queue = queue_of(evict=10)
+    submit(queue, EVICT, 1, 2, 3)
+    assert queue.take() == [1]
+    queue.park(1)
+    assert queue.take() == [2]
+    assert sorted(queue.reset()) == [1, 2, 3]
+    for word in (queue.park, queue.unpark, queue.finish):
+        word(1)
+    assert not any(queue._bytes_in_flight.values()) and not queue._parked
+
+
 class LaneQueueBesideModel(RuleBasedStateMachine):
     @initialize(restore=st.integers(1, 50), evict=st.integers(1, 50), share=st.integers(1, 4))
     def start(self, restore: int, evict: int, share: int) -> None:
@@ -130,6 +184,7 @@ class LaneQueueBesideModel(RuleBasedStateMachine):
         self.queue = queue_of(restore=restore, evict=evict, share=share)
         self.waiting: dict[int, Ticket] = {}
         self.running: dict[int, Ticket] = {}
+        self.parked: set[int] = set()
         self.sent: Counter[int] = Counter()
         self.number = 0
 
@@ -146,14 +201,22 @@ class LaneQueueBesideModel(RuleBasedStateMachine):
             assert not any(other.job_class == ticket.job_class and other.job < job for other in self.waiting.values()), "not in order within its class"
             self.running[job] = ticket
             self.sent[job] += 1
-        assert self.running or not self.waiting, "jobs wait for nothing"
+        assert set(self.running) - self.parked or not self.waiting, "jobs wait for nothing"
 
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
         if self.running:
             job = data.draw(st.sampled_from(sorted(self.running)))
             del self.running[job]
+            self.parked.discard(job)
             self.queue.finish(job)
+
+    @rule(data=st.data())
+    def park(self, data: st.DataObject) -> None:
+        if self.running:
+            job = data.draw(st.sampled_from(sorted(self.running)))
+            self.parked.add(job)
+            self.queue.park(job)
 
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
@@ -168,11 +231,13 @@ class LaneQueueBesideModel(RuleBasedStateMachine):
             assert sorted(self.queue.reset()) == sorted([*self.waiting, *self.running])
             self.waiting.clear()
             self.running.clear()
+            self.parked.clear()
 
     @invariant()
     def bytes_in_flight_stay_in_their_windows(self) -> None:
         for window, classes in ((RESTORE, (RESTORE,)), (EVICT, (EVICT, BACKGROUND))):
-            mine = [ticket.io_bytes for ticket in getattr(self, "running", {}).values() if ticket.job_class in classes]
+            running = [ticket for ticket in getattr(self, "running", {}).values() if ticket.job not in self.parked]
+            mine = [ticket.io_bytes for ticket in running if ticket.job_class in classes]
             assert len(mine) <= 1 or sum(mine) <= self.windows[window]
 
     @invariant()

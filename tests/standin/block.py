@@ -158,6 +158,8 @@ class Block(ctypes.Structure):
         ("compute_mode", ctypes.c_uint32),
         ("cufile_mode", ctypes.c_uint32),
         ("hold", ctypes.c_int32),
+        ("no_stream_memory_operations", ctypes.c_uint32),
+        ("unused", ctypes.c_uint32),
         ("device_bytes_max", ctypes.c_uint64),
         ("host_register_bytes_max", ctypes.c_uint64),
         ("bar_bytes_max", ctypes.c_uint64),

@@ -80,6 +80,8 @@ struct standin_block {
     _Atomic uint32_t compute_mode;  /* a CUcomputemode */
     _Atomic uint32_t cufile_mode;
     _Atomic int32_t hold;   /* as in a process, for all of them, those that start later too */
+    _Atomic uint32_t no_stream_memory_operations; /* devices have none, and say so */
+    uint32_t unused;
     _Atomic uint64_t device_bytes_max;
     _Atomic uint64_t host_register_bytes_max;  /* of one process; 0: none */
     _Atomic uint64_t bar_bytes_max;            /* of one process and device; 0: none */

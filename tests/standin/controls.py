@@ -215,6 +215,10 @@ class Control:
         """A process may allocate at most that many bytes of one device."""
         self._block.device_bytes_max = bytes_max
 
+    def forbid_stream_memory_operations(self) -> None:
+        """Devices say that they have none (cuStreamWriteValue64 and the like), and refuse them; until `reset`."""
+        self._block.no_stream_memory_operations = 1
+
     def hold(self) -> None:
         """As `Process.hold`, for all processes, those too that have not started yet."""
         self._block.hold = 1
@@ -226,7 +230,7 @@ class Control:
     def reset(self) -> None:
         """Clears faults, holds, limits and what was set in `management`, so that nothing hangs any more."""
         self._block.management = _management()
-        self._block.hold = self._block.bar_bytes_max = self._block.host_register_bytes_max = 0
+        self._block.hold = self._block.bar_bytes_max = self._block.host_register_bytes_max = self._block.no_stream_memory_operations = 0
         for fault in self._block.faults:
             fault.active = 0
         for process in self._block.processes:

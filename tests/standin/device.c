@@ -186,15 +186,15 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
     case 78:                              /* STREAM_PRIORITIES_SUPPORTED */
     case 83:                              /* MANAGED_MEMORY */
     case 91:                              /* CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM */
-    case 92: case 93: case 94:            /* stream memory operations, 64 bit, NOR, first version */
     case 99:                              /* HOST_REGISTER_SUPPORTED */
     case 102:                             /* VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
     case 103:                             /* HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED */
     case 110:                             /* GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED */
     case 116:                             /* GPU_DIRECT_RDMA_SUPPORTED */
-    case 122: case 123:                   /* stream memory operations, 64 bit, NOR */
     case 125: *value = 1; break;          /* IPC_EVENT_SUPPORTED */
     case 133: *value = standin_block()->mps != 0; break; /* MPS_ENABLED */
+    case 92: case 93: case 94:            /* stream memory operations, 64 bit, NOR, first version */
+    case 122: case 123: *value = !standin_block()->no_stream_memory_operations; break; /* 64 bit, NOR */
     default:
         if (attribute < 1 || attribute >= 162) return CUDA_ERROR_INVALID_VALUE;
         *value = 0; /* all else, HOST_NUMA_ID (node 0) and memory pools among it */

@@ -19,7 +19,7 @@ struct standin_stream {
     bool destroyed;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    struct standin_stream *next; /* in `all`, until it is destroyed */
+    struct standin_stream *next; /* in `all`, until it is destroyed and its work is done: that is still waited for */
 };
 
 static struct standin_stream *all;
@@ -73,6 +73,11 @@ static void *serve(void *argument) {
         pthread_cond_broadcast(&stream->changed);
     }
     pthread_mutex_unlock(&stream->lock);
+    pthread_mutex_lock(&order_lock);
+    struct standin_stream **link = &all;
+    while (*link != stream) link = &(*link)->next;
+    *link = stream->next;
+    pthread_mutex_unlock(&order_lock);
     release_stream(stream);
     return 0;
 }
@@ -99,7 +104,7 @@ static CUstream LEGACY = (CUstream)1;
 static struct standin_stream *resolve(CUstream handle) {
     if (handle && handle != LEGACY) {
         for (struct standin_stream *one = all; one; one = one->next)
-            if (one == handle) return one;
+            if (one == handle && !one->destroyed) return one;
         return 0;
     }
     struct standin_context *context = standin_current();
@@ -212,17 +217,15 @@ EXPORT CUresult cuStreamGetPriority(CUstream handle, int *priority) {
 EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
     ENTER(cuStreamDestroy, CONTEXT);
     pthread_mutex_lock(&order_lock);
-    struct standin_stream **link = &all;
-    while (*link && *link != handle) link = &(*link)->next;
-    struct standin_stream *stream = *link;
-    bool ours = stream && stream != stream->context->legacy;
-    if (ours) *link = stream->next;
+    struct standin_stream *stream = handle && handle != LEGACY ? resolve(handle) : 0;
+    if (stream) {
+        pthread_mutex_lock(&stream->lock);
+        stream->destroyed = true;
+        pthread_cond_broadcast(&stream->changed);
+        pthread_mutex_unlock(&stream->lock);
+    }
     pthread_mutex_unlock(&order_lock);
-    if (!ours) return CUDA_ERROR_INVALID_HANDLE;
-    pthread_mutex_lock(&stream->lock);
-    stream->destroyed = true;
-    pthread_cond_broadcast(&stream->changed);
-    pthread_mutex_unlock(&stream->lock);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     release_stream(stream);
     standin_count(COUNT_streams_now, -1);
     return CUDA_SUCCESS;
@@ -303,10 +306,13 @@ static void write_value(struct standin_work *work) {
 static CUresult enqueue_value(CUstream stream, CUdeviceptr address, uint64_t value, unsigned flags, bool wide, bool wait) {
     struct standin_place place;
     size_t bytes = wide ? 8 : 4;
+    if (standin_block()->no_stream_memory_operations) return CUDA_ERROR_NOT_SUPPORTED;
     if (address % bytes || !standin_find(address, bytes, &place) || place.kind == NOWHERE) return CUDA_ERROR_INVALID_VALUE;
     struct value *made = calloc(1, sizeof *made);
     made->where = place.host, made->value = value, made->flags = flags, made->wide = wide;
     made->work.ready = wait ? value_is_there : 0, made->work.run = wait ? nothing : write_value;
+    /* Without its barrier a write may be seen before what the work before it wrote; that it is seen right now shows who needed the barrier. */
+    if (!wait && flags & CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER) write_value(&made->work);
     return standin_enqueue(stream, &made->work);
 }
 

@@ -176,6 +176,47 @@ def test_freeing_waits_for_all_work_and_says_so(child: Child, control: Control) 
     assert process.counters.allocations_now == before.allocations_now - 1
 
 
+def test_freeing_waits_for_the_work_of_streams_that_were_destroyed(child: Child, control: Control) -> None:
+    child.run(STREAMS)
+    process = control.process(child.pid)
+    before = process.counters
+    process.hold()
+    child.start("ok(cu.cuMemsetD8Async(target, 3, 4096, a)); ok(cu.cuStreamDestroy(a)); ok(cu.cuMemFree(target)); result = error(cu.cuStreamQuery(a))")
+    wait_until(lambda: process.counters.implicit_synchronizes == before.implicit_synchronizes + 1, "the free")
+    assert process.counters.allocations_now == before.allocations_now
+    process.release()
+    assert child.finish() == "INVALID_HANDLE"
+    assert process.counters.allocations_now == before.allocations_now - 1
+    assert process.counters.streams_now == before.streams_now - 1
+
+
+def test_a_word_is_written_when_the_stream_comes_to_it(child: Child) -> None:
+    child.run(STREAMS)
+    seen = child.run("""
+        gate, word = int(ok(cu.cuMemAlloc(4))), int(ok(cu.cuMemAlloc(64)))
+        ok(cu.cuMemsetD8(gate, 0, 4)); ok(cu.cuMemsetD8(word, 0, 64)); ok(cu.cuCtxSynchronize())
+        def look():
+            ok(cu.cuMemcpyDtoHAsync(address, word + 8, 8, b)); ok(cu.cuStreamSynchronize(b))
+            return int.from_bytes(view[:8], "little")
+        ok(cu.cuStreamWaitValue32(a, gate, 1, 0))
+        ok(cu.cuMemsetD8Async(target, 7, 4096, a))
+        ok(cu.cuStreamWriteValue64(a, word + 8, (1 << 40) + 5, 0))
+        before = look()
+        ok(cu.cuStreamWriteValue32(b, gate, 1, 0)); ok(cu.cuStreamSynchronize(a))
+        result = before, look(), [error(cu.cuStreamWriteValue64(a, at, 1, 0)) for at in (word + 4, word + 64)]
+    """)
+    assert seen == [0, (1 << 40) + 5, ["INVALID_VALUE"] * 2]
+
+
+def test_devices_without_stream_memory_operations_say_so_and_refuse_them(child: Child, control: Control) -> None:
+    child.run(STREAMS)
+    ask = "result = [ok(cu.cuDeviceGetAttribute(one, device)) for one in cu.CUdevice_attribute if 'STREAM_MEM_OPS' in one.name]"
+    assert set(child.run(ask)) == {1}
+    control.forbid_stream_memory_operations()
+    assert set(child.run(ask)) == {0}
+    assert child.run("result = [error(cu.cuStreamWriteValue64(a, source, 1, 0)), error(cu.cuStreamWaitValue64(a, source, 1, 0))]") == ["NOT_SUPPORTED"] * 2
+
+
 def test_host_code_that_touches_device_memory_dies(child: Child) -> None:
     child.start("ctypes.string_at(int(ok(cu.cuMemAlloc(4096))), 1)")
     try:

@@ -32,6 +32,11 @@ class Context:
             raise InvalidRequest("no CUDA context is current in this thread; name the device")
         return cls(driver, current)
 
+    @property
+    def key(self) -> int:
+        """Tells it from other contexts of the process."""
+        return int(self._handle)
+
     @contextmanager
     def current(self) -> Iterator[None]:
         """It is the calling thread's context within."""
