@@ -5,6 +5,7 @@ from typing import Any
 from offloadd.metrics.registry import Metrics, label
 from offloadd.model.enums import Tier
 from offloadd.offload.answers import Answer
+from offloadd.offload.processes import WorkerProcess
 from offloadd.offload.service import Offload
 
 
@@ -43,6 +44,9 @@ def refresh_gauges(metrics: Metrics, offload: Offload) -> None:
     if core.catalog.arena is not None:
         metrics.arena_used_bytes.set(core.catalog.arena.used_bytes)
         metrics.arena_blocks.set(core.catalog.arena.used_slots)
+    workers: list[WorkerProcess[Any]] = [*(device.mover.process for device in core.devices.values()), *(volume.process for volume in core.volumes)]
+    for worker in workers:
+        metrics.show_restarts(worker.name, worker.restart_count)
     for device in core.devices.values():
         if device.is_gpu:
             facts = device.mover.hello.gpu if device.mover.hello is not None else None
