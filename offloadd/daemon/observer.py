@@ -8,6 +8,7 @@ from offloadd.model.enums import Path, Tier
 from offloadd.offload.answers import Answer
 from offloadd.offload.bandwidth import Direction, SizeClass
 from offloadd.offload.moves import PathUse
+from offloadd.offload.processes import WorkerProcess
 from offloadd.offload.service import Offload
 
 
@@ -57,6 +58,9 @@ def refresh_gauges(metrics: Metrics, offload: Offload) -> None:
         metrics.arena_blocks.set(core.catalog.arena.used_slots)
         for node, _, used_bytes in core.catalog.arena.bytes_by_node():
             metrics.arena_node_used_bytes.labels(node=str(node)).set(used_bytes)
+    workers: list[WorkerProcess[Any]] = [*(device.mover.process for device in core.devices.values()), *(volume.process for volume in core.volumes)]
+    for worker in workers:
+        metrics.show_restarts(worker.name, worker.restart_count)
     for device in core.devices.values():
         if device.is_gpu:
             facts = device.mover.hello.gpu if device.mover.hello is not None else None

@@ -63,6 +63,7 @@ class Metrics:
             "arena_remote_blocks", "Blocks copied between a GPU and a part of the arena on another NUMA node than its own.", "operation"
         )
         self.misses = self._counter("misses", "Blocks of restores that gave no bytes.", "reason")
+        self._restarts: dict[str, int] = {}
         self.workers_restarted = self._counter("workers_restarted", "Workers that died and were started again.", "worker")
         self.request_seconds = Histogram(
             "offloadd_request_seconds", "Time from the request to its answer.", ["operation"], buckets=_SECONDS, registry=self.registry
@@ -101,6 +102,11 @@ class Metrics:
         self._labels["limit"] = frozenset(limits)
         for name, value in limits.items():
             self.limits.labels(limit=name).set(value)
+
+    def show_restarts(self, worker: str, count: int) -> None:
+        """Count the restarts of a worker up to `count`, all that there have been."""
+        self.workers_restarted.labels(worker=worker).inc(count - self._restarts.get(worker, 0))
+        self._restarts[worker] = count
 
     def counter_values(self) -> list[tuple[str, int]]:
         """Every counter that is not zero, as (`name{label="value",…}`, value), for the status."""

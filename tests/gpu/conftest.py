@@ -49,6 +49,8 @@ class Node:
         self.daemons.append(daemon)
         daemon.format()
         daemon.start()
+        # A start waits two seconds for a volume, which a busy machine takes longer to open.
+        daemon.wait_until(lambda: all(volume.state == "serving" for volume in daemon.status().volumes), "the volumes", timeout_s=60)
         return daemon
 
     def engine(self, ordinal: int = 0) -> Child:

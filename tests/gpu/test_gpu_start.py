@@ -63,7 +63,7 @@ def test_a_gpu_that_was_out_of_memory_at_start_is_served_once_it_is_free(standin
     (told,) = values_of(daemon.status())["gpus"]
     assert "CUDA_ERROR_OUT_OF_MEMORY" in told["note"] and told["uuid"] == "" and told["context_bytes"] == 0
     full.clear()
-    daemon.wait_until(lambda: usable(daemon) == {"DDR", "BOUNCE", "GDS"}, "the GPU's paths", timeout_s=60)
+    daemon.wait_until(lambda: usable(daemon) == {"DDR", "BOUNCE", "GDS"}, "the GPU's paths", timeout_s=120)
     # The session of the engine that was refused, and another's.
     assert engine.run("result = hasattr(register(), 'region_id')")
     make_engine(engine, daemon, **SHAPE)
@@ -90,6 +90,8 @@ def test_a_mover_that_finds_its_gpu_full_after_it_died_comes_back_with_its_regio
     wait_until(lambda: after.counters.memory_handles_open_now == 1, "the region's mapping")
     daemon.wait_until(lambda: "BOUNCE" in usable(daemon), "the way")
     restores(engine)
+    # That it died is counted, and the tries after it are not.
+    daemon.wait_until(lambda: metric(daemon, 'workers_restarted_total{worker="mover cuda:0"}') == 1, "the count of its restart")
 
 
 # ---- MPS ----
@@ -123,7 +125,7 @@ def test_an_exclusive_gpu_is_refused_without_mps_and_served_once_it_runs(standin
     (note,) = {way.note for way in daemon.status().paths if way.device == "cuda:0"}
     assert all(text in note for text in ("EXCLUSIVE_PROCESS", "MPS does not serve it", "nvidia-smi -c DEFAULT", "nvidia-cuda-mps-control -d"))
     control.mps = True
-    daemon.wait_until(lambda: "DDR" in usable(daemon), "the GPU", timeout_s=60)
+    daemon.wait_until(lambda: "DDR" in usable(daemon), "the GPU", timeout_s=120)
     assert values_of(daemon.status())["gpus"][0]["uses_mps"]
 
 
