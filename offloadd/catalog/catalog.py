@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from offloadd.catalog.holds import RECOVERED, Holds
 from offloadd.catalog.index import BlockIndex
-from offloadd.catalog.pool import ANY_NODE, Counts, Pool, Reservation
+from offloadd.catalog.pool import Pool, Reservation
+from offloadd.catalog.victims import ANY_NODE, Counts
 from offloadd.model.enums import Tier
 from offloadd.model.slots import FLAG_KEEP
 

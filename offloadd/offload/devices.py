@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from offloadd.catalog.pool import ANY_NODE
+from offloadd.catalog.victims import ANY_NODE
 from offloadd.errors import InvalidRequest, PathUnavailable
 from offloadd.model.device_event import EventName
 from offloadd.model.enums import Path

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloadd.catalog import pool as pool_module
-from offloadd.catalog.pool import ANY_NODE, REMOTE_AGE_RATIO, Reservation, Shortage
+from offloadd.catalog import victims as victims_module
+from offloadd.catalog.pool import Reservation, Shortage
+from offloadd.catalog.victims import ANY_NODE, REMOTE_AGE_RATIO
 
 from .world import ARENA, LARGE, SMALL, World, rows_array
 
@@ -67,8 +68,8 @@ def test_nothing_is_refused_while_another_node_has_something_to_reclaim() -> Non
 
 def test_the_last_block_that_may_go_is_found_on_whichever_node_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     # Neither the hand nor a look around it comes that far in one reservation.
-    monkeypatch.setattr(pool_module, "CLOCK_STEPS_MAX", 1)
-    monkeypatch.setattr(pool_module, "NEAR_SLABS", 0)
+    monkeypatch.setattr(victims_module, "CLOCK_STEPS_MAX", 1)
+    monkeypatch.setattr(victims_module, "NEAR_SLABS", 0)
     world = two_nodes()
     fill(world, range(16), 0)
     fill(world, range(16, 32), 1)

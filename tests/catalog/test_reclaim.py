@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from offloadd.catalog import pool as pool_module
+from offloadd.catalog import victims as victims_module
 from offloadd.catalog.pool import Shortage, SlabState, Wish
 from offloadd.catalog.ring import Ring
 from offloadd.catalog.slab import Slab, SlabColumns
@@ -357,7 +358,7 @@ def test_the_generation_of_a_slot_rises_with_each_use_and_begins_anew_with_a_new
 
 
 def test_a_bounded_sweep_still_finds_the_only_block_that_may_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "CLOCK_STEPS_MAX", 2)
+    monkeypatch.setattr(victims_module, "CLOCK_STEPS_MAX", 2)
     for warm in (False, True):
         world = World(volume_slabs=(20,))
         rows = world.store(range(160))
@@ -370,7 +371,7 @@ def test_a_bounded_sweep_still_finds_the_only_block_that_may_go(monkeypatch: pyt
 
 
 def test_where_all_blocks_are_warm_and_the_sweep_is_bounded_victims_are_found_in_closed_slabs_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "CLOCK_STEPS_MAX", 2)
+    monkeypatch.setattr(victims_module, "CLOCK_STEPS_MAX", 2)
     world = World(volume_slabs=(12,), open_slabs_max=2)
     rows = world.store(range(96))
     world.close_all()
@@ -382,13 +383,13 @@ def test_where_all_blocks_are_warm_and_the_sweep_is_bounded_victims_are_found_in
 
 
 def test_a_pass_over_all_rows_is_made_only_where_the_next_slabs_hold_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "CLOCK_STEPS_MAX", 1)
-    monkeypatch.setattr(pool_module, "NEAR_SLABS", 4)
+    monkeypatch.setattr(victims_module, "CLOCK_STEPS_MAX", 1)
+    monkeypatch.setattr(victims_module, "NEAR_SLABS", 4)
     passes = []
     world = World(volume_slabs=(12,))
     pool = world.pool()
-    reclaimable = pool._reclaimable
-    monkeypatch.setattr(pool, "_reclaimable", lambda: passes.append(1) or reclaimable())
+    reclaimable = pool._search._reclaimable
+    monkeypatch.setattr(pool._search, "_reclaimable", lambda: passes.append(1) or reclaimable())
     rows = world.store(range(96))
     world.catalog.touch(rows)
     assert len(world.ask(3)) == 3 and not passes
