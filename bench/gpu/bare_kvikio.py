@@ -16,7 +16,8 @@ from bench.support.mover import STAGING_SLOT_BYTES, THREADS, Records, parts_of
 from bench.support.process import Answer, Commanded, Handler, obey
 from offloadd.cuda.cufile_stats import PathCounts, Way
 from offloadd.cuda.device import Device
-from offloadd.cuda.gds import StagingSlot, configure
+from offloadd.cuda.gds import StagingSlot
+from offloadd.cuda.gds_setup import configure
 from offloadd.cuda.memory import DeviceMemory
 from offloadd.mover.messages import Job, Operation
 from offloadd.mover.slices import cut

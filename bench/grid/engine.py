@@ -21,7 +21,7 @@ from bench.support.ways import way_of
 from offloadd.client import AckLevel, AsyncClient, Blocks, EvictResult, Namespace, Path, Region, RestoreResult, Tier
 from offloadd.cuda.device import Device
 from offloadd.cuda.driver import CudaError
-from offloadd.cuda.gds import GdsUnavailable
+from offloadd.cuda.gds_setup import GdsUnavailable
 from offloadd.errors import OffloaddError
 
 Answer = dict[str, Any]

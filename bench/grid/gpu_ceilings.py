@@ -9,7 +9,8 @@ from typing import Any
 
 from bench.grid.ceilings import Io, over_threads
 from offloadd.cuda.device import Device
-from offloadd.cuda.gds import Gds, StagingSlot, configure
+from offloadd.cuda.gds import StagingSlot
+from offloadd.cuda.gds_setup import Gds, configure
 from offloadd.cuda.memory import DeviceMemory, HostRegistration
 from offloadd.cuda.plain import copy
 from offloadd.cuda.streams import Stream

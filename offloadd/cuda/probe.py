@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from offloadd.cuda.cufile_stats import PathCounts, StatsUnavailable
 from offloadd.cuda.driver import CudaError, check, load
-from offloadd.cuda.gds import Gds, GdsUnavailable, GdsVolume, StagingSlot, WhyNot, within
+from offloadd.cuda.gds import GdsVolume, StagingSlot
+from offloadd.cuda.gds_setup import Gds, GdsUnavailable, WhyNot, within
 from offloadd.model.enums import Way
 
 Bytes = npt.NDArray[np.uint8]

@@ -41,7 +41,7 @@ from offloadd.transfer.gather import Payloads
 from offloadd.units import MIB
 
 if TYPE_CHECKING:
-    from offloadd.cuda.gds import Gds, GdsUnavailable
+    from offloadd.cuda.gds_setup import Gds, GdsUnavailable
     from offloadd.transfer.kernels.base import DeviceKernels
 
 Indices = npt.NDArray[Any]
@@ -326,7 +326,7 @@ class CudaDevice:
         return self._gds
 
     def _open_gds(self, slice_bytes: int) -> "tuple[Gds, DeviceKernels] | GdsUnavailable":
-        from offloadd.cuda.gds import GdsUnavailable, WhyNot, configure
+        from offloadd.cuda.gds_setup import GdsUnavailable, WhyNot, configure
 
         try:
             kernels = self.kernels()

@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from offloadd.cuda.closing import close_all
-from offloadd.cuda.gds import Gds, GdsUnavailable, GdsVolume, ShortTransfer, StagingSlot, WhyNot
+from offloadd.cuda.gds import GdsVolume, ShortTransfer, StagingSlot
+from offloadd.cuda.gds_setup import Gds, GdsUnavailable, WhyNot
 from offloadd.cuda.memory import DeviceMemory, HostRegistration
 from offloadd.cuda.plain import clear, copy
 from offloadd.cuda.probe import probe

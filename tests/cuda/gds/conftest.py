@@ -18,7 +18,9 @@ import faulthandler, threading
 from pathlib import Path
 from offloadd.cuda.cufile_stats import CufileStats, PathCounts, Way
 from offloadd.cuda.device import Device
-from offloadd.cuda.gds import GdsUnavailable, GdsVolume, GroupSync, ShortTransfer, StagingSlot, VolumeDoomed, configure
+from offloadd.cuda.gds import GdsVolume, ShortTransfer, StagingSlot
+from offloadd.cuda.gds_setup import GdsUnavailable, configure
+from offloadd.cuda.group_sync import GroupSync, VolumeDoomed
 from offloadd.cuda.probe import ProbeResult, probe
 
 device = Device.open("cuda:0")

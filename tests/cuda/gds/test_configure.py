@@ -79,7 +79,7 @@ class Broken:
         if name == "kvikio":
             raise OSError("libcufile.so.0: cannot open shared object file")
 {code}
-from offloadd.cuda.gds import GdsUnavailable, configure
+from offloadd.cuda.gds_setup import GdsUnavailable, configure
 try:
     configure(None, task_bytes=4096, threads=1)
 except GdsUnavailable as error:

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from offloadd.cuda.gds import GroupSync, VolumeDoomed
+from offloadd.cuda.group_sync import GroupSync, VolumeDoomed
 
 from ...standin.controls import Control, wait_until
 from ...standin_tests.child import Child
