@@ -480,8 +480,9 @@ class Offload:
                 continue
             way = Way(device.name, volume.ordinal, path)
             refusal = device.refusals.get((volume.ordinal, path), "")
-            note = refusal or self.core.bandwidths.failure(way) or self.measurer.note(device.name, volume.ordinal)
-            ways.append(VolumeWay(way, volume.options.path, (volume.ordinal, path) in device.volume_lanes, note))
+            note = device.note or refusal or self.core.bandwidths.failure(way) or self.measurer.note(device.name, volume.ordinal)
+            served = not device.note and (volume.ordinal, path) in device.volume_lanes
+            ways.append(VolumeWay(way, volume.options.path, served, note))
         return tuple(ways)
 
     def refuse_draining(self) -> None:
