@@ -119,7 +119,7 @@ class Measurer:
         if not scratch.slot_count(SLOT_BYTES):
             pair.note = f"not measured: {scratch.size_bytes} bytes of scratch area are for this GPU; a volume that is formatted anew has some"
             return
-        if len(pair.paths()) < 2 or max(pair.losses.values(), default=0) >= LOSSES_MAX:
+        if device.note or len(pair.paths()) < 2 or max(pair.losses.values(), default=0) >= LOSSES_MAX:
             return
         self._changed.setdefault(device.name, asyncio.Event()).set()
         if device.name not in self._loops:
@@ -294,8 +294,12 @@ class Measurer:
             return await self._result(pair, operation, move)
         finally:
             core.leave(move)
-            move.at_end(lambda: device.mover.forget_move(move.number))
-            del self._runs[move.number]
+            # One that hangs is ours until it is over: what it took then is no rate.
+            move.at_end(lambda: self._over(device, move))
+
+    def _over(self, device: Device, move: Move) -> None:
+        device.mover.forget_move(move.number)
+        del self._runs[move.number]
 
     async def _result(self, pair: _Pair, operation: Operation, move: Move) -> _Step:
         what = f"{operation.name.lower()} of {move.count} blocks"

@@ -473,8 +473,9 @@ class Offload:
                 continue
             route = Route(device.name, volume.ordinal, path)
             refusal = device.refusals.get((volume.ordinal, path), "")
-            note = refusal or self.core.bandwidths.failure(route) or self.measurer.note(device.name, volume.ordinal)
-            routes.append(VolumeRoute(route, volume.options.path, (volume.ordinal, path) in device.volume_lanes, note))
+            note = device.note or refusal or self.core.bandwidths.failure(route) or self.measurer.note(device.name, volume.ordinal)
+            served = not device.note and (volume.ordinal, path) in device.volume_lanes
+            routes.append(VolumeRoute(route, volume.options.path, served, note))
         return tuple(routes)
 
     def refuse_draining(self) -> None:

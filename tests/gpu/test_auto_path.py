@@ -2,7 +2,9 @@
 
 import errno
 import os
+import re
 from collections.abc import Callable
+from urllib.request import urlopen
 
 import pytest
 
@@ -97,6 +99,10 @@ def test_without_a_scratch_area_nothing_is_written_and_nothing_measured(standin_
     counters = standin_node.mover(daemon).counters
     assert (counters.cufile_writes, counters.cufile_reads) == (0, 1)
     assert all_go_by(daemon, "BOUNCE")
+    (url,) = re.findall(r"metrics=(http\S+)", daemon.log.read_text())
+    labels = f'{{gpu="cuda:0",operation="evict",path="%s",size="small",volume="{daemon.volumes[0]}"}}'
+    shown = [f"offloadd_route_auto{labels % path} {value}" for path, value in (("bounce", "1.0"), ("gds", "0.0"))]
+    daemon.wait_until(lambda: set(shown) <= set(urlopen(url).read().decode().splitlines()), "the metrics")
     engine = standin_node.engine()
     make_engine(engine, daemon, **SHAPE)
     assert goes_by(engine, "block") == by("BOUNCE")

@@ -1,12 +1,21 @@
 """Which work of a lane tells how fast its way is: the order of beginnings, results and ends is the test's."""
 
+import asyncio
 from dataclasses import replace
 
+import msgspec
+import numpy as np
 import pytest
 
-from offloadd.model.enums import Path, Way
+from offloadd import clock
+from offloadd.ipc.channel import Channel, socket_pair
+from offloadd.model.enums import Path, Tier, Way
+from offloadd.model.slots import BLOCK_DTYPE, RESULT_DTYPE
 from offloadd.mover.messages import Job, Operation, SliceDone
+from offloadd.offload.lanes import Lane
+from offloadd.offload.moves import Move
 from offloadd.offload.traffic import STALLED_NS, Run, Traffic
+from offloadd.scheduler.lane_queue import JobClass, LaneQueue
 
 SLOT_BYTES = 8192
 
@@ -100,3 +109,75 @@ def test_work_on_a_volume_that_hangs_is_no_load_for_others() -> None:
     traffic.begin(other)
     traffic.end(worked(other, done()), now_ns + 9000)
     assert other.counts
+
+
+def lane_of(traffic: Traffic) -> Lane:
+    queue = LaneQueue(restore_bytes_in_flight=1 << 20, evict_bytes_in_flight=1 << 20, evict_share=8)
+    return Lane(
+        number=1,
+        name="volume",
+        tier=Tier.VOLUME,
+        path=Path.GDS,
+        queue=queue,
+        read_bytes_max=1 << 20,
+        write_bytes_max=1 << 20,
+        device="cuda:0",
+        volume=3,
+        traffic=traffic,
+    )
+
+
+async def test_a_lane_tells_its_runs_from_idle_to_idle_before_their_moves_are_over() -> None:
+    moves = {number: Move(number=number, count=1) for number in (1, 2, 3)}
+    heard: list[tuple[Run, bool]] = []
+    traffic = Traffic(lambda one: heard.append((one, moves[one.move].done)))
+    lane = lane_of(traffic)
+    ours, theirs = socket_pair()
+    lane.connect(ours)
+    results = np.zeros(1, dtype=RESULT_DTYPE).tobytes()
+
+    def submit(number: int) -> None:
+        blocks = np.zeros(1, dtype=BLOCK_DTYPE).tobytes()
+        lane.submit(moves[number], Job(job=number, move=number, operation=Operation.RESTORE, slot_bytes=SLOT_BYTES, blocks=blocks), JobClass.RESTORE)
+
+    async def answer(number: int) -> None:
+        Channel(theirs, Job).send(replace_job(done(), number, results))
+        async with asyncio.timeout(30):
+            await moves[number].finished.wait()
+
+    submit(1)
+    await answer(1)
+    submit(2)
+    submit(3)
+    await answer(2)
+    assert not traffic.idle("cuda:0", 3, clock.monotonic_ns())
+    await answer(3)
+    assert [(one.move, one.device, one.volume, one.path, one.counts, over) for one, over in heard] == [
+        (1, "cuda:0", 3, Path.GDS, True, False),
+        (2, "cuda:0", 3, Path.GDS, False, True),
+    ]
+    assert traffic.idle("cuda:0", 3, clock.monotonic_ns())
+    lane.disconnect()
+    theirs.close()
+
+
+async def test_a_lane_whose_mover_died_is_idle_and_its_run_does_not_count() -> None:
+    heard: list[Run] = []
+    traffic = Traffic(heard.append)
+    lane = lane_of(traffic)
+    ours, theirs = socket_pair()
+    lane.connect(ours)
+    move = Move(number=1, count=1)
+    lane.submit(
+        move,
+        Job(job=1, move=1, operation=Operation.RESTORE, slot_bytes=SLOT_BYTES, blocks=np.zeros(1, dtype=BLOCK_DTYPE).tobytes()),
+        JobClass.RESTORE,
+    )
+    theirs.close()
+    async with asyncio.timeout(30):
+        await move.finished.wait()
+    assert [one.counts for one in heard] == [False] and traffic.idle("cuda:0", 3, clock.monotonic_ns())
+
+
+def replace_job(slice_done: SliceDone, number: int, results: bytes) -> SliceDone:
+    return msgspec.structs.replace(slice_done, job=number, results=results)
