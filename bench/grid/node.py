@@ -79,7 +79,7 @@ class Node:
             self._service.ready_s()
             self._wait_for_volumes()
             with self.client() as looker:
-                self._ways = self._settled(looker)
+                self._ways = settled_ways(looker, self.devices)
         except BaseException:
             self._service.__exit__()
             raise
@@ -104,20 +104,6 @@ class Node:
                 if absent[0].state.startswith("failed") or time.monotonic() > end:
                     raise RuntimeError(f"{absent[0].path} does not serve: {absent[0].state}")
                 time.sleep(0.05)
-
-    def _settled(self, looker: ClientProcess) -> list[dict[str, Any]]:
-        """The ways of our devices once each is there or refused; those that are neither after SETTLE_TIMEOUT_S say so."""
-        end = time.monotonic() + SETTLE_TIMEOUT_S
-        while True:
-            ways = [way for way in looker.ask("paths")["paths"] if way["device"] in self.devices]
-            open_ways = [way for way in ways if not way["available"] and way["note"] in _PASSING]
-            if not open_ways:
-                return ways
-            if time.monotonic() > end:
-                for way in open_ways:
-                    way["note"] = way["note"] or f"it was not opened within {SETTLE_TIMEOUT_S:g} s"
-                return ways
-            time.sleep(0.05)
 
     def refusal(self, path: str) -> str:
         """Why a path is not there for one of the devices, in the daemon's words; empty if it is."""
@@ -169,3 +155,18 @@ class Node:
         with AdminClient(self._service.runtime_dir, timeout_s=60) as admin:
             for namespace_id in namespaces:
                 admin.drop_namespace(namespace_id)
+
+
+def settled_ways(looker: ClientProcess, devices: Sequence[str]) -> list[dict[str, Any]]:
+    """The ways of these devices once each is there or refused; those that are neither after SETTLE_TIMEOUT_S say so."""
+    end = time.monotonic() + SETTLE_TIMEOUT_S
+    while True:
+        ways = [way for way in looker.ask("paths")["paths"] if way["device"] in devices]
+        open_ways = [way for way in ways if not way["available"] and way["note"] in _PASSING]
+        if not open_ways:
+            return ways
+        if time.monotonic() > end:
+            for way in open_ways:
+                way["note"] = way["note"] or f"it was not opened within {SETTLE_TIMEOUT_S:g} s"
+            return ways
+        time.sleep(0.05)
