@@ -1,6 +1,6 @@
 """What restores and evicts really achieved lately: by tier and path for estimates, and by route for the choice that AUTO takes. No I/O and no clock."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
@@ -120,12 +120,20 @@ class Bandwidths:
 
     def measured(self, route: Route, direction: Direction, payload_bytes: int, seconds: float, weight: float) -> None:
         """So much moved in so long with nothing else on the device and the volume, and all of it really by this path."""
-        if payload_bytes <= 0 or seconds <= 0:
-            return
-        key = (route, direction, SizeClass.of(payload_bytes))
-        self._by_route[key] = _smoothed(self._by_route.get(key), payload_bytes / seconds, weight)
-        self._failures.pop(route, None)
-        self._decide_all(route)
+        self.measured_together([(route, direction, payload_bytes, seconds)], weight)
+
+    def measured_together(self, measurements: Iterable[tuple[Route, Direction, int, float]], weight: float) -> None:
+        """As `measured`, for several that are to be compared: the choice follows from all of them."""
+        routes = {}
+        for route, direction, payload_bytes, seconds in measurements:
+            if payload_bytes <= 0 or seconds <= 0:
+                continue
+            key = (route, direction, SizeClass.of(payload_bytes))
+            self._by_route[key] = _smoothed(self._by_route.get(key), payload_bytes / seconds, weight)
+            self._failures.pop(route, None)
+            routes[route.device, route.volume] = route
+        for route in routes.values():
+            self._decide_all(route)
 
     def failed(self, route: Route, why: str) -> None:
         """Bytes did not come through, or not by this path: another route is taken until it was measured again."""

@@ -242,7 +242,9 @@ class Core:
 
     def device(self, name: str) -> Device:
         """The device of this name or UUID. Raises `PathUnavailable`: there is none, or it can't be used."""
-        found = self.devices.get(name) or next((one for one in self.devices.values() if one.uuid and one.uuid == name), None)
+        # One that was refused since the configuration names its GPU twice stands for the other.
+        usable = (one for one in self.devices.values() if not one.mover.given_up)
+        found = next((one for one in usable if name == one.name or (one.uuid and one.uuid == name)), None) or self.devices.get(name)
         if found is None:
             # A GPU that can't be used has told no UUID: it may be the one that is meant.
             known = ", ".join(f"{one.name} ({one.note or one.uuid})" if one.is_gpu else one.name for one in self.devices.values())

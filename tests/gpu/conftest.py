@@ -91,15 +91,15 @@ def gds_capability(daemon: DaemonProcess, device: str = "cuda:0", path: Way = Wa
     return found
 
 
-def settled_gds(daemon: DaemonProcess) -> tuple[bool, str]:
+def settled_gds(daemon: DaemonProcess, device: str = "cuda:0") -> tuple[bool, str]:
     """Whether there is a way past the host, and why not: once the mover has opened its lane and it was measured, or has given up."""
 
     def settled() -> bool:
-        volumes = gds_capability(daemon).volumes
+        volumes = gds_capability(daemon, device).volumes
         return len(volumes) == len(daemon.volumes) and all(not one.note.startswith(NOT_YET) and (one.available or one.note) for one in volumes)
 
     daemon.wait_until(settled, "the opening of the gds lane", timeout_s=120)
-    found = gds_capability(daemon)
+    found = gds_capability(daemon, device)
     return found.available, found.note
 
 

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from offloadd.units import MIB
+
 from ..standin.controls import Control, Process, wait_until
 from ..standin_tests.child import Child
 from ..system.daemon_process import DaemonProcess
@@ -31,6 +33,11 @@ INVALID_VALUE, ILLEGAL_ADDRESS = 1, 700
 def control_of(node: Node) -> Control:
     assert node.control is not None
     return node.control
+
+
+def unmeasured(node: Node, **options: object) -> DaemonProcess:
+    """Tables of 5 MiB and seven slabs, so no scratch area: nothing moves but what the test moves."""
+    return node.daemon(volume_bytes=(5 + 7 * 16) * MIB, **options)
 
 
 def settled(daemon: DaemonProcess, times: int = 1, words: str = "copies were chosen") -> str:
@@ -64,7 +71,7 @@ def launched(mover: Process) -> dict[str, int]:
 def test_blocks_come_back_by_kernels(node: Node, make_engine: Callable[..., None], way: str) -> None:
     if node.control is None:
         pytest.importorskip("cupy", reason="CuPy is not installed")
-    daemon, engine = node.daemon(gpu_copies="kernels"), node.engine()
+    daemon, engine = unmeasured(node, gpu_copies="kernels"), node.engine()
     if way == "gds" and not settled_gds(daemon)[0]:
         pytest.skip(f"this machine has no way past the host: {settled_gds(daemon)[1]}")
     make_engine(engine, daemon, **SHAPE)
@@ -83,7 +90,7 @@ def test_blocks_come_back_by_kernels(node: Node, make_engine: Callable[..., None
 
 @pytest.mark.parametrize(("slow", "chosen"), [(ENGINE_CALLS, "kernels"), (("cuLaunchKernel",), "copy engines")], ids=["slow engines", "slow launches"])
 def test_what_measures_better_moves_the_blocks(standin_node: Node, make_engine: Callable[..., None], slow: tuple[str, ...], chosen: str) -> None:
-    daemon, engine = standin_node.daemon(gpu_copies="auto"), standin_node.engine()
+    daemon, engine = unmeasured(standin_node, gpu_copies="auto"), standin_node.engine()
     mover = standin_node.mover(daemon)
     for name in slow:
         control_of(standin_node).delay(name, DELAY_US, pid=mover.pid)
@@ -98,7 +105,7 @@ def test_what_measures_better_moves_the_blocks(standin_node: Node, make_engine: 
 
 def test_measuring_touches_no_engine_memory(standin_node: Node, make_engine: Callable[..., None]) -> None:
     """Neither a byte of its blocks nor one beside them changes, and what the driver copies is what was asked for."""
-    daemon, engine = standin_node.daemon(gpu_copies="auto"), standin_node.engine()
+    daemon, engine = unmeasured(standin_node, gpu_copies="auto"), standin_node.engine()
     engine.run("result = None")
     make_engine(engine, daemon, **SHAPE)
     before = engine.run("""
@@ -126,7 +133,7 @@ def test_without_kernels_blocks_move_by_the_engines_and_it_is_told(standin_node:
     else:
         control.fail("cuModuleLoad", 209)
         words = "compile the kernels: CUDADriverError: CUDA_ERROR_NO_BINARY_FOR_GPU"
-    daemon, engine = standin_node.daemon(gpu_copies=mode), standin_node.engine()
+    daemon, engine = unmeasured(standin_node, gpu_copies=mode), standin_node.engine()
     make_engine(engine, daemon, **SHAPE)
     assert f"all copies go by the copy engines: {words}" in settled(daemon)
     moves(engine, "bounce")
@@ -138,7 +145,7 @@ def test_without_kernels_blocks_move_by_the_engines_and_it_is_told(standin_node:
 
 def by_kernels(node: Node, make_engine: Callable[..., None], mode: str) -> tuple[DaemonProcess, Child, Process]:
     """A daemon that moves blocks by kernels, be it that it was told to or that they are faster, and an engine with blocks stored."""
-    daemon, engine = node.daemon(gpu_copies=mode), node.engine()
+    daemon, engine = unmeasured(node, gpu_copies=mode), node.engine()
     mover = node.mover(daemon)
     for name in ENGINE_CALLS if mode == "auto" else ():
         control_of(node).delay(name, DELAY_US, pid=mover.pid)
@@ -168,7 +175,7 @@ def test_a_kernel_that_fails_ends_the_mover(standin_node: Node, make_engine: Cal
 
 
 def test_a_kernel_that_fails_while_it_is_measured_costs_one_mover(standin_node: Node, make_engine: Callable[..., None]) -> None:
-    daemon, engine = standin_node.daemon(gpu_copies="auto"), standin_node.engine()
+    daemon, engine = unmeasured(standin_node, gpu_copies="auto"), standin_node.engine()
     mover = standin_node.mover(daemon)
     control_of(standin_node).fail("kernel gather", ILLEGAL_ADDRESS)
     make_engine(engine, daemon, **SHAPE)

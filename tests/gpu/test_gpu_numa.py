@@ -173,7 +173,7 @@ def test_what_the_system_refuses_to_page_lock_is_told_once_and_served(standin_no
     mover = standin_node.mover(daemon, "cuda:1")
     wait_until(lambda: registered(mover) >= ARENA_BYTES // 2, "the first chunk")
     # Tables of the kernels are uploaded once, from ordinary memory.
-    settled_gds(daemon)
+    settled_gds(daemon, "cuda:1")
     uploads = mover.counters.pageable_copies
     store(engine, 14, "before")
     before = registered(mover)
