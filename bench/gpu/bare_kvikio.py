@@ -14,11 +14,12 @@ from typing import Any
 
 from bench.support.mover import STAGING_SLOT_BYTES, THREADS, Records, parts_of
 from bench.support.process import Answer, Commanded, Handler, obey
-from offloadd.cuda.cufile_stats import PathCounts, Way
+from offloadd.cuda.cufile_stats import PathCounts
 from offloadd.cuda.device import Device
 from offloadd.cuda.gds import StagingSlot
 from offloadd.cuda.gds_setup import configure
 from offloadd.cuda.memory import DeviceMemory
+from offloadd.model.enums import Way
 from offloadd.mover.messages import Job, Operation
 from offloadd.mover.slices import cut
 from offloadd.tiers.format import Geometry
@@ -61,7 +62,7 @@ def _begin(setup: Answer, held: contextlib.ExitStack) -> tuple[Answer, Handler]:
         before = counts()
         seconds = _read_all(device, file, slots, slices)
         done = counts() - before
-        return {"seconds": seconds, "ways": {way.value: done.count(way) for way in Way if done.count(way)}}
+        return {"seconds": seconds, "ways": {way.label: done.count(way) for way in Way if done.count(way)}}
 
     return {}, run
 

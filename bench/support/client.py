@@ -143,7 +143,7 @@ class Engine:
             for offset, first in zip(offsets, firsts, strict=True):
                 empty.append(self._check_health())
                 start = time.perf_counter()
-                read_full(fd, memoryview(staging.bytes), offset, "slot")
+                read_full(fd, memoryview(staging.bytes.data), offset, "slot")
                 reads.append(time.perf_counter() - start)
                 one = self.restore(firsts=[first], count=1, path=path)
                 restores["seconds"] += one["seconds"]

@@ -16,6 +16,7 @@ from bench.support.machine import ROOT
 from offloadd.config import MoverConfig, VolumeConfig
 from offloadd.config.sizes import default_lane_threads
 from offloadd.ipc.channel import Channel, socket_pair
+from offloadd.model.enums import Way
 from offloadd.model.region import Layout, Plane
 from offloadd.model.slots import BLOCK_DTYPE, RESULT_DTYPE
 from offloadd.mover.messages import (
@@ -40,6 +41,8 @@ from offloadd.tiers.format import Geometry, slot_bytes_for
 from offloadd.tiers.volume_io import VolumeFile
 from offloadd.units import MIB
 
+#: What slices of a `gds` lane tell that did not go past the host.
+BOUNCED = (Way.CUFILE_POSIX, Way.KVIKIO_POSIX, Way.UNPROVEN)
 #: As the front spawns its movers.
 MOVER_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x40000", "OMP_NUM_THREADS": "1"}
 #: The front's defaults: bytes of one job, and jobs in flight.
@@ -105,7 +108,7 @@ class LaneEnd:
                 self.copied_s = time.perf_counter() - start
             if isinstance(done, SliceDone):
                 self.slice_count += 1
-                self.bounced_count += done.bounced
+                self.bounced_count += done.way in BOUNCED
                 results = np.frombuffer(done.results, dtype=RESULT_DTYPE)
                 if operation == Operation.ARENA_EVICT:
                     records["checksum"][results["position"]] = results["checksum"]

@@ -139,7 +139,7 @@ def test_until_a_shape_was_measured_copies_go_by_the_engines(
     chooser: Callable[[Mode], Chooser], control: Control, ours: Process, memory: DeviceMemory, bench: Bench
 ) -> None:
     some = chooser("auto")
-    with control.hang("cuLaunchKernel") as measuring:
+    with control.hang("cuLaunchKernel", times=1) as measuring:
         copies = some.choice.of(region_in(memory))
         wait_until(lambda: measuring.waiting_now == 1, "the measurement")
         before = ours.counters

@@ -16,7 +16,7 @@ __all__ = ["STANDIN", "bench", "shared_control"]
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(shared_control: Control | None) -> Iterator[None]:
+def nothing_is_left(shared_control: Control | None, device: Device) -> Iterator[None]:
     """The process never waited for a whole device."""
     yield
     if shared_control is not None:
