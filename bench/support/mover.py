@@ -24,6 +24,7 @@ from offloadd.mover.messages import (
     AddLane,
     ControlAnswer,
     Copied,
+    CopiesChosen,
     Hello,
     Job,
     LaneAnswer,
@@ -141,6 +142,8 @@ class MoverProcess:
         theirs.close()
         self._control: Channel[ControlAnswer] = Channel(ours, ControlAnswer)
         self._lanes: list[Channel[LaneAnswer]] = []
+        #: What copies of its regions go by, as measured.
+        self.chosen: list[CopiesChosen] = []
         hello = self._receive()
         if not isinstance(hello, Hello):
             raise RuntimeError(f"the mover did not say hello, but {hello}")
@@ -159,10 +162,22 @@ class MoverProcess:
         return os.pread(self._log_fd, os.fstat(self._log_fd).st_size, 0).decode(errors="replace")
 
     def _receive(self) -> ControlAnswer:
+        while True:
+            received = self._control.receive()
+            if received is None:
+                raise RuntimeError(f"the mover is gone: {self.said}")
+            if not isinstance(received[0], CopiesChosen):
+                return received[0]
+            self.chosen.append(received[0])
+
+    def _await_choice(self) -> None:
+        """Until it has measured what copies of the region go by: a lane that changes from one to the other has no speed of its own."""
+        if any(not chosen.shape for chosen in self.chosen):
+            return
         received = self._control.receive()
-        if received is None:
-            raise RuntimeError(f"the mover is gone: {self.said}")
-        return received[0]
+        if received is None or not isinstance(received[0], CopiesChosen):
+            raise RuntimeError(f"the mover told {received} where its choice of copies was to come: {self.said}")
+        self.chosen.append(received[0])
 
     def _ask(self, message: Any, fds: Sequence[int], expected: ControlAnswer) -> None:
         self._control.send(message, fds)
@@ -178,7 +193,10 @@ class MoverProcess:
 
     def map_device_memory(self, number: int, piece: Piece, layout: Layout, memory_bytes: int) -> None:
         """Map engine memory of another process on the mover's GPU: a process can't open what it exported itself."""
+        told = len(self.chosen)
         self._map(number, [], layout, memory_bytes, (piece,))
+        if len(self.chosen) == told:
+            self._await_choice()
 
     def _map(self, number: int, fds: Sequence[int], layout: Layout, memory_bytes: int, pieces: tuple[Piece, ...]) -> None:
         planes = tuple(PlaneSpec(plane.memory, plane.offset_bytes, plane.block_stride_bytes, plane.block_bytes) for plane in layout.planes)
