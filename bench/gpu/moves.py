@@ -29,7 +29,7 @@ from offloadd.units import MIB, SECTOR_BYTES, align_up
 #: Of what bounds the path.
 RATIO_MIN = {"ddr": 0.85, "bounce": 0.90, "gds": 0.90}
 #: What the mover writes when the system does not page-lock the arena.
-NOT_PAGE_LOCKED = "not page-locked"
+NOT_PAGE_LOCKED = "copies to the others are slower"
 
 STAGES = ("copy_ns", "checksum_ns", "io_ns", "queue_ns")
 

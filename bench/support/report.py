@@ -73,6 +73,8 @@ class Report:
         path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
         if self.figures:
             self._console.print(self._table())
+        elif not self.rows:
+            self._console.print(f"[bold]{self.question}[/bold] No figures: the machine can't, for the reasons above.")
         for table in row_tables(self.rows):
             self._console.print(table)
         self._console.print(", ".join(f"{name} {value}" for name, value in (machine | self.facts).items()), style="dim")

@@ -102,7 +102,6 @@ def test_shares_that_were_rounded_and_an_estimate_without_requests_are_taken(tmp
     [
         ("gds", {"gds_nvfs": 1.0}, 1.0),
         ("gds", {"gds_nvfs": 0.5, "gds_p2p": 0.5}, 1.0),
-        ("gds", {"gds": 1.0}, 1.0),
         ("gds", {"gds_nvfs": 0.9999, "cufile_posix": 0.0001}, 0.9999),
         ("gds", {"bounce": 1.0}, 0.0),
         ("gds", {"kvikio_posix": 1.0}, 0.0),
