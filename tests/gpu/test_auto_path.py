@@ -25,7 +25,7 @@ from .conftest import Node, gds_capability, settled_gds
 COUNT, BLOCK_BYTES = 12, 640 * KIB
 SHAPE = {"block_count": 2 * COUNT, "memory_bytes": [2 * COUNT * BLOCK_BYTES], "planes": [(0, 0, BLOCK_BYTES, BLOCK_BYTES)]}
 #: Longer than blocks take by a path that nobody slows down, be it that the GPU's kernels run on a busy CPU.
-SLOW_US = 1_000_000
+SLOW_US = 400_000
 #: Tables of 5 MiB, seven slabs, and a scratch area of 4 MiB: little to measure with.
 SMALL = (5 + 7 * 16 + 4) * MIB
 FIELDS = ("restore", "restore_small", "evict", "evict_small")
