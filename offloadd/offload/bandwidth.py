@@ -1,10 +1,11 @@
 """What restores and evicts really achieved lately: by tier and path for estimates, and by route for the choice that AUTO takes. No I/O and no clock."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 from offloadd.model.enums import Path, Tier
+from offloadd.offload.moves import PathUse
 
 #: Weight of the newest request.
 WEIGHT = 0.2
@@ -87,11 +88,16 @@ class Bandwidths:
     # -- whole requests --------------------------------------------------------------------------------------------------------------
 
     def request(self, operation: str, tier: Tier, path: Path, payload_bytes: int, seconds: float) -> None:
-        """A request moved so much in so long. One that took more than one path says nothing about either and is not to be counted."""
+        """A request moved so much in so long. See `answered`."""
         if payload_bytes < SAMPLE_BYTES_MIN or seconds <= 0:
             return
         key = (operation, tier, path)
         self._by_request[key] = _smoothed(self._by_request.get(key), payload_bytes / seconds, WEIGHT)
+
+    def answered(self, operation: str, uses: Sequence[PathUse], seconds: float) -> None:
+        """A request was answered. What went more than one way, or is not known to have gone any yet, tells nothing."""
+        if len(uses) == 1 and uses[0].path != Path.AUTO:
+            self.request(operation, uses[0].tier, uses[0].path, uses[0].payload_bytes, seconds)
 
     def rate(self, operation: str, tier: Tier, path: Path) -> float:
         """Bytes per second of whole requests, 0 while nothing was measured."""

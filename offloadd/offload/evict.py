@@ -117,6 +117,7 @@ class Evictor:
         answer.clock.add(move.clock)
         answer.clock.total_ns = clock.monotonic_ns() - started_ns
         core.observer.request_done("evict", answer)
+        core.bandwidths.answered("evict", answer.uses, answer.clock.total_ns / 1e9)
         return answer
 
     def _way(self, options: EvictOptions, batches: list[BlockBatch]) -> tuple[Tier, bool]:

@@ -351,6 +351,4 @@ class Restorer:
             for tier, of_tier in groups(tiers):
                 core.observer.blocks("restore", name, Tier(tier), tiers[of_tier].shape[0])
         core.observer.request_done("restore", answer)
-        if len(answer.uses) == 1:
-            use = answer.uses[0]
-            core.bandwidths.request("restore", use.tier, use.path, use.payload_bytes, answer.clock.total_ns / 1e9)
+        core.bandwidths.answered("restore", answer.uses, answer.clock.total_ns / 1e9)

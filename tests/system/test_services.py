@@ -108,7 +108,7 @@ def test_a_restore_estimate_follows_measured_bandwidth(client: Client) -> None:
     assert not after.worth_restoring, "512 tokens prefilled in a nanosecond are faster than any restore"
     assert client.lookup([engine.region], hashes, prefill_tokens_per_s=1.0).worth_restoring
     way = next(path for path in client.capabilities().paths if path.path == Path.DDR)
-    assert way.restore_bytes_per_s > 0
+    assert way.restore_bytes_per_s > 0 and way.evict_bytes_per_s > 0
 
 
 async def test_the_asyncio_client_moves_blocks_too(daemon: DaemonProcess) -> None:
