@@ -221,7 +221,7 @@ class GpuConfig(_Section):
         default="auto", description="auto: by kernels where these measure better by far, else by the GPU's copy engines; the others: always by these."
     )
     measure_interval_s: Seconds = Field(
-        default=600.0,
+        default=3600.0,
         ge=0,
         le=7 * 86400,
         description="Time between two measurements of the paths to each volume, by which AUTO chooses; 0: only when they are opened.",
