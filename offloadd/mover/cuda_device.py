@@ -201,6 +201,8 @@ class CudaDevice:
         self.flags = FlagReader(self.device)
         self._local = threading.local()
         self._gds_lock = threading.Lock()
+        #: Held while a volume is probed.
+        self.probing = threading.Lock()
         self._gds: tuple[Gds, DeviceKernels] | GdsUnavailable | None = None
         self._arena: LockedChunks | None = None
 

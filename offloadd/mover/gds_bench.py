@@ -141,7 +141,9 @@ def open_gds_benches(device: CudaDevice, volume: Volume, count: int, size_bytes:
     # Without a scratch area no byte of the volume is nobody's: only read.
     writes = volume.scratch.has_probe
     offset = volume.scratch.offset if writes else 0
-    found = probe(gds, volume.data_fd, volume.synced_fd, slot_bytes=PROBE_BYTES, file_offset=offset, writes=writes, timeout_s=PROBE_TIMEOUT_S)
+    # One volume after the other: counts are of the whole process, and one that bounces would make another look as if it did, and be refused.
+    with device.probing:
+        found = probe(gds, volume.data_fd, volume.synced_fd, slot_bytes=PROBE_BYTES, file_offset=offset, writes=writes, timeout_s=PROBE_TIMEOUT_S)
     if not found.available:
         raise GdsUnavailable(found.reason or WhyNot.UNPROVEN, found.why)
     opened = GdsVolume.open(gds, volume.data_fd, volume.synced_fd)

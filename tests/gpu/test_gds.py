@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Callable
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -91,6 +92,15 @@ def test_where_there_is_no_way_past_the_host_the_daemon_says_why_and_bounces(
     evicted = engine.run(EVICT.replace(", require_path=True", ""))
     restored, wrong = engine.run(RESTORE.format(require=False))
     assert evicted["paths"] == restored["paths"] == [["VOLUME", "BOUNCE", COUNT]] and wrong == []
+
+
+def test_volumes_are_probed_one_after_the_other(standin_node: Node) -> None:
+    assert standin_node.control is not None
+    with standin_node.control.hang("cuFileWrite"):
+        daemon = standin_node.daemon(volume_count=2)
+        daemon.wait_until(lambda: daemon.log.read_text().count("a way is not served") == 2, "the end of both probes", timeout_s=60)
+        first, second = [line.split()[0] for line in daemon.log.read_text().splitlines() if "a way is not served" in line]
+        assert datetime.fromisoformat(second) - datetime.fromisoformat(first) > timedelta(seconds=5), "both were probed at once"
 
 
 @pytest.mark.parametrize("require", [False, True])
