@@ -16,7 +16,7 @@ import msgspec
 from bench.gpu import mps
 from bench.gpu.device import EngineMemory, Gpu, uses_mps
 from bench.gpu.figures import Figures
-from bench.gpu.moves import NOT_PAGE_LOCKED, arena_memory, gpu_mover, opened
+from bench.gpu.moves import arena_memory, arena_way, gpu_mover, opened
 from bench.support.gpu_load import LoadProcess
 from bench.support.mover import LaneEnd, MoverProcess, Records, layout_of, make_records
 from bench.support.process import Answer, Commanded, CommandedError, Handler, obey
@@ -150,7 +150,7 @@ class _Node:
             return f"gds: 0 of {restores.slice_count} slices bounced, by cuFile's and KvikIO's counts"
         if path == "bounce":
             return "bounce: O_DIRECT into page-locked staging slots, copy engines"
-        return f"ddr: copy engines and the arena, {'NOT ' if NOT_PAGE_LOCKED in self._mover.said else ''}page-locked"
+        return arena_way(self._mover.said)
 
 
 def _begin(setup: Answer, held: contextlib.ExitStack) -> tuple[Answer, Handler]:

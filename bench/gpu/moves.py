@@ -103,8 +103,24 @@ def opened(path: Path) -> Iterator[VolumeFile]:
         file.close()
 
 
+def arena_way(said: str) -> str:
+    """The way of restores from the arena by movers that have written this to their standard error."""
+    locked = "NOT page-locked, says the mover" if NOT_PAGE_LOCKED in said else "page-locked: the mover tells where it is not"
+    return f"ddr: copy engines and the arena, {locked}"
+
+
 def ddr(figures: Figures, gpu: Gpu, work: Blocks) -> None:
     """Restores from the page-locked arena against one copy of as many bytes from the same pages."""
+    try:
+        runs, way = _arena_runs(gpu, work)
+    except LaneRefusedError as error:
+        figures.skip(f"{work.name}: restore by ddr", f"the mover refused its lane: {error}")
+        return
+    _tell(figures, work, "ddr", runs, way, "one copy of as many bytes from the page-locked arena")
+
+
+def _arena_runs(gpu: Gpu, work: Blocks) -> tuple[Runs, str]:
+    """`ceiling`, `unverified`, `restore` and `evict` in turn, and their way."""
     runs = Runs(make_records(work.block_bytes, work.block_count), align_up(work.block_bytes, SECTOR_BYTES))
     complaints = ""
     with arena_memory(work) as (arena_fd, arena), EngineMemory(gpu, layout_of(work.block_bytes, work.block_count, work.plane_count)) as engine:
@@ -129,9 +145,7 @@ def ddr(figures: Figures, gpu: Gpu, work: Blocks) -> None:
                     complaints += mover.said
         finally:
             ours.close()
-    locked = "NOT page-locked, says the mover" if NOT_PAGE_LOCKED in complaints else "page-locked: the mover tells where it is not"
-    way = f"ddr: copy engines and the arena, {locked}"
-    _tell(figures, work, "ddr", runs, way, "one copy of as many bytes from the page-locked arena")
+    return runs, arena_way(complaints)
 
 
 def bounce(figures: Figures, gpu: Gpu, work: Blocks, directory: Path) -> None:

@@ -15,7 +15,7 @@ from offloadd.units import GIB
 
 from ..standin.block import CufileMode
 from ..standin.build import build, compiler
-from ..standin.controls import Control, environment
+from ..standin.controls import Control, environment, wait_until
 from ..standin.kernels import build_kernels
 from ..standin_tests.child import PRELUDE, Child
 from ..standin_tests.conftest import needs
@@ -119,6 +119,47 @@ def test_the_ceiling_of_gds_tells_when_it_bounced_itself(child: Child, control: 
     control.cufile_mode = CufileMode.COMPAT
     assert child.run(read) == [slices, slices]
     child.run("held.close()")
+
+
+def test_an_arena_that_is_not_page_locked_is_told(child: Child, control: Control) -> None:
+    begin = """
+        from bench.gpu.device import EngineMemory, Gpu
+        from bench.gpu.moves import arena_memory, arena_way, gpu_mover
+        from bench.support.mover import layout_of, make_records
+        from bench.support.workload import Blocks
+        from offloadd.mover.messages import Operation
+
+        work = Blocks("x", 128 * 1024, 12, 1, 1, 1)
+        arenas = arena_memory(work)
+        fd, arena = arenas.__enter__()
+        gpu = Gpu("cuda:0")
+        engine = EngineMemory(gpu, layout_of(work.block_bytes, work.block_count, 1))
+        movers = gpu_mover(gpu, engine)
+        mover = movers.__enter__()
+        mover.map_arena(fd, arena.bytes.nbytes)
+    """
+    restore = """
+        lane, records = mover.add_lane(1), make_records(work.block_bytes, work.block_count)
+        lane.run(Operation.ARENA_EVICT, records, work.block_bytes)
+        engine.wipe()
+        lane.run(Operation.ARENA_RESTORE, records, work.block_bytes)
+        engine.require_original("restore")
+        result = arena_way(mover.said)
+        movers.__exit__(None, None, None)
+    """
+    child.run(begin)
+    assert "NOT" not in child.run(restore)
+    # After the two that the mover measures copies with.
+    with control.fail("cuMemHostRegister", 304, skip=2, times=1) as fault:
+        child.run(begin)
+        wait_until(lambda: fault.hits == 1, "the mover to register the arena")
+        child.run("""
+            import time
+            from bench.gpu.moves import NOT_PAGE_LOCKED
+            while NOT_PAGE_LOCKED not in mover.said:
+                time.sleep(0.01)
+        """)
+        assert "NOT page-locked" in child.run(restore)
 
 
 def test_copies_and_checksums_that_are_wrong_give_no_figures(child: Child, tmp_path: Path) -> None:
