@@ -51,6 +51,7 @@ def settings_of(config: Config) -> OffloadSettings:
         gpus=config.gpu.devices,
         gpu_copies=config.gpu.copies,
         numa=mover.numa,
+        native_copies=mover.native_copies,
         numa_nodes=tuple((node.number, node.memory_bytes) for node in read_topology().tier_nodes) if mover.numa else (),
         measure_interval_s=config.gpu.measure_interval_s,
         lane_threads=mover.lane_threads,

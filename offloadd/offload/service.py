@@ -82,6 +82,7 @@ class OffloadSettings:
     gpu_copies: str = "auto"
     #: Whether movers run near to their GPUs, and the nodes (number, bytes of memory) over which the arena is spread.
     numa: bool = True
+    native_copies: bool = True
     numa_nodes: tuple[tuple[int, int], ...] = ()
     mover_module: str = "offloadd.mover.main"
     verify: bool = True
@@ -174,6 +175,7 @@ class Offload:
             environment={"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x40000", "OMP_NUM_THREADS": "1"},
             refuse=lambda uuid: self.core.devices[device].refuse_twin(self.core.devices.values(), uuid),
             numa=self.settings.numa,
+            native_copies=self.settings.native_copies,
         )
 
     # -- life ------------------------------------------------------------------------------------------------------------------------

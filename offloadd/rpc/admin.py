@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 
 from offloadd import __version__, clock
+from offloadd.mover.messages import Hello
 from offloadd.offload.devices import Device
 from offloadd.offload.processes import WorkerProcess
 from offloadd.offload.service import Offload
@@ -34,7 +35,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             *(device.mover.process for device in core.devices.values() if not device.mover.given_up),
             *(volume.process for volume in core.volumes),
         ]
-        placements = {device.mover.process.name: device.mover.hello.placement for device in core.devices.values() if device.mover.hello is not None}
+        hellos = {device.mover.process.name: device.mover.hello for device in core.devices.values() if device.mover.hello is not None}
         return pb.StatusResponse(
             version=__version__,
             pid=os.getpid(),
@@ -43,10 +44,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             sessions=[self._session_status(session) for session in offload.sessions.sessions],
             arena=self._arena_status(),
             volumes=[volume_status(volume) for volume in core.volumes],
-            workers=[
-                pb.WorkerStatus(name=worker.name, pid=worker.pid, restart_count=worker.restart_count, placement=placements.get(worker.name, ""))
-                for worker in workers
-            ],
+            workers=[_worker_status(worker, hellos.get(worker.name)) for worker in workers],
             block_count=core.catalog.block_count,
             block_count_max=core.catalog.index.capacity,
             held_count=core.catalog.holds.held_count,
@@ -109,6 +107,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 await watcher.wake.wait()
         finally:
             self._offload.events.unwatch(watcher)
+
+
+def _worker_status(worker: WorkerProcess[Any], hello: Hello | None) -> pb.WorkerStatus:
+    status = pb.WorkerStatus(name=worker.name, pid=worker.pid, restart_count=worker.restart_count)
+    if hello is not None:
+        status.placement, status.copies_by = hello.placement, hello.copies_by
+    return status
 
 
 def gpu_status(device: Device) -> pb.GpuStatus:
