@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.gpu.device import EngineMemory, Gpu, page_locked
+from bench.gpu.device import EngineMemory, Gpu
 from bench.gpu.figures import Figures
 from bench.support.client import NAMESPACE
 from bench.support.mover import layout_of
+from bench.support.page_locked import page_locked
 from bench.support.report import Target
 from bench.support.restoring import make_volume
 from bench.support.service import Service
@@ -129,7 +130,7 @@ def _arena_bytes(work: Blocks) -> int:
 def copied(figures: Figures, gpu: Gpu, work: Blocks) -> None:
     """A COPIED evict into the arena, end to end. The daemon has no volume: spills in the background would take a disk's share of the memory's bandwidth."""
     told, ceiling = Told(), []
-    with EngineMemory(gpu, layout_of(work.block_bytes, work.block_count, work.plane_count)) as engine, page_locked(gpu, work.payload_bytes) as host:
+    with EngineMemory(gpu, layout_of(work.block_bytes, work.block_count, work.plane_count)) as engine, page_locked(gpu.device, work.payload_bytes) as host:
 
         def copy_out() -> None:
             gpu.queue_copy(host, engine.address, work.payload_bytes)

@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bench.grid.ceilings import Io
-from bench.grid.gpu_ceilings import BareKvikio, PageLockedCopy
 from bench.grid.kv_memory import CudaKv, HostKv, Memory, Pattern, Span
+from bench.grid.page_locked_copy import PageLockedCopy
+from bench.support.bare_kvikio import BareKvikio, not_past_the_host
 from bench.support.client import block_hash
+from bench.support.ios import Io
 from bench.support.rows import Operation
 from bench.support.ways import way_of
 from offloadd.client import AckLevel, AsyncClient, Blocks, EvictResult, Namespace, Path, Region, RestoreResult, Tier
@@ -175,16 +176,19 @@ class GridEngine:
         self._copies.clear()
         return {}
 
-    async def bare_kvikio(self, *, paths: list[str], ios: list[tuple[int, int, int]], slice_bytes: int, threads: int, writes: bool) -> Answer:
-        """The I/Os by KvikIO alone; (volume, offset, bytes) each."""
+    async def bare_kvikio(self, *, paths: list[str], ios: list[tuple[int, int, int]], threads: int, writes: bool) -> Answer:
+        """The I/Os by KvikIO alone; (volume, offset, bytes) each. Refused where they did not all go past the host: then they bound nothing that does."""
         assert self._device is not None, "open_gpu first"
         if self._kvikio is None:
-            self._kvikio = BareKvikio(self._device, slice_bytes=slice_bytes)
+            self._kvikio = BareKvikio(self._device)
         try:
-            return {"seconds": self._kvikio.run(paths, [Io(*io) for io in ios], threads=threads, writes=writes)}
+            seconds, ways = self._kvikio.run(paths, [Io(*io) for io in ios], threads=threads, writes=writes)
         except (RuntimeError, OSError) as error:
             # What KvikIO raises. There is no ceiling then, but there still is a case.
             raise Refused(f"KvikIO: {error}") from error
+        if why := not_past_the_host(ways):
+            raise Refused(why)
+        return {"seconds": seconds}
 
 
 def _tier_of(path: str) -> Tier:
