@@ -18,7 +18,7 @@ from bench.support.page_locked import page_locked
 from bench.support.report import Target
 from bench.support.restoring import make_volume
 from bench.support.service import Service
-from bench.support.stats import Summary, median_ratio
+from bench.support.stats import Paired, Summary
 from bench.support.ways import way_of
 from bench.support.workload import Blocks
 from offloadd.client import AckLevel, Client, EvictResult, Region, RestoreResult, StageTimes, Tier
@@ -145,15 +145,16 @@ def copied(figures: Figures, gpu: Gpu, work: Blocks) -> None:
                 for _ in range(work.round_count):
                     ceiling.append(gpu.time(copy_out).seconds)
                     told.take(*engine_requests.evict(ack=AckLevel.COPIED, tier=Tier.ARENA, path=Way.DDR))
+    pairs = Paired.of(told.seconds, ceiling)
     figures.add(
         f"{work.name}: evict of {work.block_count} blocks, COPIED, over gRPC",
         float(np.median(told.seconds)) * 1e3,
         "ms",
         way=told.way,
         ceiling=float(np.median(ceiling)) * 1e3,
-        ratio=median_ratio(told.seconds, ceiling),
+        ratio=pairs.ratio,
         target=Target(COPIED_RATIO_MAX, at_least=False, on_ratio=True),
-        detail={"ceiling": "one page-locked device-to-host copy of as many bytes", **Summary.of(told.seconds).detail(1e3, "ms_")},
+        detail={"ceiling": "one page-locked device-to-host copy of as many bytes", **Summary.of(told.seconds).detail(1e3, "ms_"), **pairs.detail},
     )
 
 

@@ -18,7 +18,7 @@ from bench.support.mover import LaneEnd, LaneRefusedError, MoverProcess, Records
 from bench.support.process import CommandedError
 from bench.support.report import Detail, Target
 from bench.support.restoring import PresentMemory, Series, make_volume
-from bench.support.stats import Summary, median_ratio
+from bench.support.stats import Paired, Summary
 from bench.support.workload import Blocks
 from offloadd.cuda.memory import HostRegistration
 from offloadd.memory.mapping import Mapping
@@ -188,14 +188,15 @@ def gds(figures: Figures, gpu: Gpu, work: Blocks, directory: Path) -> None:
         return
     _tell(figures, work, "gds", runs, f"gds: {counted}", "bare KvikIO, compat mode OFF, same slices, threads and file")
     raw = runs.series["raw"]
+    pairs = Paired.of(runs.series["ceiling"].seconds, raw.seconds)
     figures.add(
         f"{work.name}: reads by the gds lane and no further",
         raw.rate(work.payload_bytes) / 1e9,
         "GB/s",
         way=f"gds: {counted}",
         ceiling=runs.series["ceiling"].rate(work.payload_bytes) / 1e9,
-        ratio=median_ratio(runs.series["ceiling"].seconds, raw.seconds),
-        detail=Summary.of(raw.seconds).detail(1e3, "ms_"),
+        ratio=pairs.ratio,
+        detail={**Summary.of(raw.seconds).detail(1e3, "ms_"), **pairs.detail},
     )
 
 
@@ -267,15 +268,22 @@ def _tell(figures: Figures, work: Blocks, path: str, runs: Runs, way: str, ceili
     figures.add(f"{work.name}: ceiling of {path}", ceiling.rate(size) / 1e9, "GB/s", way=ceiling_name, detail=Summary.of(ceiling.seconds).detail(1e3, "ms_"))
     for title, name in (("restore without verification", "unverified"), ("restore", "restore")):
         series = runs.series[name]
+        pairs = Paired.of(ceiling.seconds, series.seconds)
         figures.add(
             f"{work.name}: {title} by {path}, mover alone",
             series.rate(size) / 1e9,
             "GB/s",
             way=way,
             ceiling=ceiling.rate(size) / 1e9,
-            ratio=median_ratio(ceiling.seconds, series.seconds),
+            ratio=pairs.ratio,
             target=Target(RATIO_MIN[path], on_ratio=True),
-            detail={"ceiling": ceiling_name, "cpu_s_per_gb": series.cpu_per_gb(size), **Summary.of(series.seconds).detail(1e3, "ms_"), **stage_detail(series)},
+            detail={
+                "ceiling": ceiling_name,
+                "cpu_s_per_gb": series.cpu_per_gb(size),
+                **Summary.of(series.seconds).detail(1e3, "ms_"),
+                **stage_detail(series),
+                **pairs.detail,
+            },
         )
     for name in ("restore", "evict"):
         series = runs.series[name]

@@ -12,7 +12,7 @@ from bench.grid.ceilings import NoCeiling
 from bench.grid.counters import TrafficCounter
 from bench.grid.node import Engines, Node, Skip
 from bench.support.rows import Case, Operation, Row, quantiles_of
-from bench.support.stats import median_ratio
+from bench.support.stats import Paired
 from offloadd.tiers.format import slot_bytes_for
 from offloadd.units import GIB, MIB, format_bytes
 
@@ -131,6 +131,7 @@ class Measurement:
     def _told(self, case: Case, found: _Rounds, ceiling: Ceiling | None, why_none: str, memory_bytes: float | None, memory_note: str) -> Row:
         size_bytes = _round_bytes(case)
         moved = sum(found.ways.values()) or 1
+        pairs = None if ceiling is None else Paired.of(found.ceilings, found.walls)
         return Row(
             case,
             proven={way: size / moved for way, size in sorted(found.ways.items())},
@@ -143,7 +144,8 @@ class Measurement:
             stages=dict(_medians(found.stages)),
             ceiling=why_none if ceiling is None else ceiling.name,
             ceiling_gb_per_s=None if ceiling is None else size_bytes / float(np.median(found.ceilings)) / 1e9,
-            ratio=None if ceiling is None else median_ratio(found.ceilings, found.walls),
+            ratio=None if pairs is None else pairs.ratio,
+            ratio_spread=None if pairs is None else pairs.spread,
         )
 
 

@@ -90,6 +90,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ceiling_gb_per_s: float | None = None
     #: Of rates to the ceiling, in pairs measured one after the other.
     ratio: float | None = None
+    #: Half of p75 - p25 of these pairs' ratios, by their median: what the ratio varies by itself.
+    ratio_spread: float | None = None
     #: Whether the seconds were worked out from a model of the hardware instead of being measured (recompute).
     estimated: bool = False
 
@@ -122,6 +124,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 **summary.detail(1e3),
                 "gb_per_s": self.gb_per_s,
                 "cpu_s_per_gb": self.cpu_s_per_gb,
+                **({} if self.ratio_spread is None else {"ratio_spread": self.ratio_spread}),
             },
         )
 

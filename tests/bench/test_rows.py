@@ -64,6 +64,8 @@ SECONDS = [0.001, 0.002, 0.003]
         ({"ceiling_gb_per_s": None}, "is to no ceiling"),
         ({"ceiling_gb_per_s": 0.0}, "ceiling_gb_per_s is 0.0"),
         ({"ratio": math.nan}, "ratio is nan"),
+        ({"ratio_spread": math.nan}, "ratio_spread is nan"),
+        ({"ratio": None, "ratio_spread": 0.1}, "the ratio_spread 0.1 is of no ratio"),
         ({"case": {"operation": "move"}}, "Invalid enum value 'move'"),
         ({"case": {"tokens": 0}}, "tokens is 0, at least 1 is needed"),
         ({"case": {"queue_depth": 0}}, "queue_depth is 0"),
@@ -86,7 +88,7 @@ def test_a_row_that_cannot_be_true_is_refused_by_file_and_row(tmp_path: Path, ch
 
 @pytest.mark.parametrize("name", [field for field in Row.__struct_fields__ if field not in ("case", "skipped")])
 def test_a_row_that_was_skipped_has_nothing_else(tmp_path: Path, name: str) -> None:
-    full = msgspec.structs.replace(measured(case()), memory_note="why", estimated=True)
+    full = msgspec.structs.replace(measured(case()), memory_note="why", ratio_spread=0.1, estimated=True)
     assert read(write(tmp_path / "it.json", Row(case(), skipped="no GPU"))).rows[0].skipped == "no GPU"
     with pytest.raises(ResultError, match=rf"row 1 .*it was skipped \(no GPU\) and yet has {name}"):
         read(write(tmp_path / "it.json", Row(case(), skipped="no GPU", **{name: getattr(full, name)})))
