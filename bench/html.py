@@ -74,7 +74,12 @@ def page(results: Sequence[Result], drawer: Drawer) -> str:
     for result in results:
         parts += _section(result)
         parts.append(drawn(drawer.figures(result)))
-        parts += grid(result.rows, overview=lambda groups: drawn(drawer.overview(groups)), plots=lambda group: drawn(drawer.group(group)))
+        parts += grid(
+            result.rows,
+            overview=lambda groups: drawn(drawer.overview(groups)),
+            plots=lambda group: drawn(drawer.group(group)),
+            recompute=str(result.facts.get("recompute", "")),
+        )
         parts += _said(result)
     return "".join([*parts, "</body>\n</html>\n"])
 

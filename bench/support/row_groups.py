@@ -33,14 +33,6 @@ class Group:
         """Every size that was run, ascending."""
         return sorted({row.case.tokens for row in self.rows})
 
-    def speedup(self, row: Row) -> float | None:
-        """How many times a restore is as fast as the estimated recompute of as many tokens, by medians; None where nothing estimated it."""
-        if row.estimated or row.case.operation is not Operation.RESTORE:
-            return None
-        estimates = (one for one in self.rows if one.estimated and one.case.tokens == row.case.tokens)
-        estimate = next(estimates, None)
-        return None if estimate is None else estimate.figure.value / row.figure.value
-
 
 def groups(rows: Iterable[Row]) -> list[Group]:
     """Groups in the order in which they first appear. An estimate, which knows no GPUs and volumes, joins each of its model's."""

@@ -5,10 +5,13 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+#: Of fewer values a p99 is their maximum.
+FEW = 100
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is told of a series: same unit as its values. `p99` of fewer than 100 values is their maximum."""
+    """What is told of a series: same unit as its values. `p99` of fewer than FEW values is their maximum."""
 
     count: int
     median: float

@@ -10,7 +10,7 @@ import pytest
 
 from bench.support.result import Result, ResultError, read_result
 from bench.support.row_groups import groups, lines
-from bench.support.rows import QUANTILES_MAX, Operation, Row, quantiles_of
+from bench.support.rows import QUANTILES_MAX, Operation, Row, estimates_of, quantiles_of, speedup
 from tests.bench.grid_rows import case, grid, measured, recomputed
 
 
@@ -160,6 +160,11 @@ def test_lines_of_one_path_are_told_apart_by_what_differs_and_by_no_more() -> No
 def test_the_speedup_is_of_a_restore_over_the_recompute_of_as_many_tokens() -> None:
     estimate = recomputed(case(path="recompute"), 9000)
     restore, evict, other = measured(case()), measured(case(Operation.EVICT)), measured(case(tokens=4096))
-    (group,) = groups([estimate, restore, evict, other])
-    assert group.speedup(restore) == pytest.approx(estimate.seconds[0] / restore.figure.value * 1e3)
-    assert group.speedup(evict) is None and group.speedup(other) is None and group.speedup(estimate) is None
+    estimates = estimates_of([estimate, restore, evict, other])
+    assert speedup(restore, estimates) == pytest.approx(estimate.seconds[0] / restore.figure.value * 1e3)
+    assert speedup(evict, estimates) is None and speedup(other, estimates) is None and speedup(estimate, estimates) is None
+
+
+def test_a_restore_is_of_as_many_ranks_as_there_are_gpus() -> None:
+    found = [case(tensor_parallel=8, gpu_count=gpus).rank_count for gpus in (0, 1, 2, 16)]
+    assert found == [1, 1, 2, 8] and case(gpu_count=4).rank_count == 1
