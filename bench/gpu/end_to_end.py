@@ -14,6 +14,7 @@ from bench.gpu.device import EngineMemory, Gpu
 from bench.gpu.figures import Figures
 from bench.support.client import NAMESPACE
 from bench.support.mover import layout_of
+from bench.support.outcomes import not_moved
 from bench.support.page_locked import page_locked
 from bench.support.report import Target
 from bench.support.restoring import make_volume
@@ -24,6 +25,7 @@ from bench.support.workload import Blocks
 from offloadd.client import AckLevel, Client, EvictResult, Region, RestoreResult, StageTimes, Tier
 from offloadd.client import Blocks as Chosen
 from offloadd.client import Path as Way
+from offloadd.errors import PathUnavailable
 from offloadd.units import MIB, align_up
 
 #: A COPIED evict takes at most this many times as long as one page-locked copy of as many bytes.
@@ -36,8 +38,12 @@ STARTING = "its mover is starting"
 STAGES = ("copy_s", "checksum_s", "io_s", "queue_s")
 
 
+class NotMovedError(RuntimeError):
+    """Blocks of a request were not moved, or not by the path asked for; says how many, and why."""
+
+
 class Requests:
-    """An engine's requests, each evict of blocks that the daemon has not seen."""
+    """An engine's requests, each evict of blocks that the daemon has not seen. None is sent by another path than asked: a figure of that has the wrong name."""
 
     def __init__(self, client: Client, region: Region, count: int) -> None:
         self._client = client
@@ -51,24 +57,24 @@ class Requests:
         return [hashlib.sha256(b"gpu figures %d %d" % (number, block)).digest() for block in range(self._count)]
 
     def evict(self, *, ack: AckLevel, tier: Tier, path: Way) -> tuple[float, EvictResult]:
-        """All blocks of the region, under new names; seconds and the answer. RuntimeError unless every block was stored."""
+        """All blocks of the region, under new names; seconds and the answer. NotMovedError unless every block was stored by this path."""
         self._names = self._fresh()
         blocks = Chosen(self._region, range(self._count), self._names)
         start = time.perf_counter()
-        result = self._client.evict(blocks, ack=ack, tier=tier, path=path, deadline_s=DEADLINE_S)
+        result = self._client.evict(blocks, ack=ack, tier=tier, path=path, require_path=True, deadline_s=DEADLINE_S)
         seconds = time.perf_counter() - start
-        if result.stored_count != self._count:
-            raise RuntimeError(f"{result.stored_count} of {self._count} blocks were stored: {result.outcomes[:3]}")
+        if why := not_moved(result):
+            raise NotMovedError(why)
         return seconds, result
 
     def restore(self, path: Way) -> tuple[float, RestoreResult]:
-        """What was evicted last, into the blocks that it came from. RuntimeError unless every block was restored."""
+        """What was evicted last, into the blocks that it came from. NotMovedError unless every block was restored by this path."""
         blocks = Chosen(self._region, range(self._count), self._names)
         start = time.perf_counter()
-        result = self._client.restore(blocks, path=path, deadline_s=DEADLINE_S)
+        result = self._client.restore(blocks, path=path, require_path=True, deadline_s=DEADLINE_S)
         seconds = time.perf_counter() - start
-        if result.restored_count != self._count:
-            raise RuntimeError(f"{result.restored_count} of {self._count} blocks were restored: {result.outcomes[:3]}")
+        if why := not_moved(result):
+            raise NotMovedError(why)
         return seconds, result
 
 
@@ -161,7 +167,7 @@ def copied(figures: Figures, gpu: Gpu, work: Blocks) -> None:
 def stages(figures: Figures, gpu: Gpu, work: Blocks, directory: Path) -> None:
     """The time of each stage of evicts and restores by each path, as the daemon tells it."""
     volume = directory / f"{work.name}-stages.volume"
-    found: dict[str, Told] = {}
+    found: dict[tuple[Way, str], Told] = {}
     missing: dict[Way, str] = {}
     try:
         for _ in range(work.start_count):
@@ -170,16 +176,21 @@ def stages(figures: Figures, gpu: Gpu, work: Blocks, directory: Path) -> None:
                 EngineMemory(gpu, layout_of(work.block_bytes, work.block_count, work.plane_count)) as engine,
                 requests(gpu, engine, volume=volume, arena_bytes=_arena_bytes(work)) as (client, engine_requests),
             ):
-                missing = {way: why for way, why in _settled(client).items() if why}
+                missing |= {way: why for way, why in _settled(client).items() if why}
                 for path in (Way.DDR, Way.BOUNCE, Way.GDS):
-                    if path not in missing:
+                    if path in missing:
+                        continue
+                    try:
                         _by(path, work, engine, engine_requests, found)
+                    except (NotMovedError, PathUnavailable) as error:
+                        # Of this path nothing is told; what others did before it, and do after it, holds.
+                        missing[path] = str(error)
             volume.unlink()
     finally:
         volume.unlink(missing_ok=True)
     for path, why in missing.items():
         figures.skip(f"{work.name}: stages of evict and restore by {path.name.lower()}, end to end", why)
-    for name, told in found.items():
+    for name, told in ((name, told) for (path, name), told in found.items() if path not in missing):
         spent = {stage: float(np.median([getattr(times, stage) for times in told.times])) * 1e3 for stage in (*STAGES, "total_s")}
         words = ", ".join(f"{stage.removesuffix('_s')} {spent[stage]:.2f}" for stage in STAGES)
         figures.add(
@@ -191,11 +202,11 @@ def stages(figures: Figures, gpu: Gpu, work: Blocks, directory: Path) -> None:
         )
 
 
-def _by(path: Way, work: Blocks, engine: EngineMemory, engine_requests: Requests, found: dict[str, Told]) -> None:
+def _by(path: Way, work: Blocks, engine: EngineMemory, engine_requests: Requests, found: dict[tuple[Way, str], Told]) -> None:
     durable = path != Way.DDR
     ack, tier = (AckLevel.DURABLE, Tier.VOLUME) if durable else (AckLevel.COPIED, Tier.ARENA)
-    evicts = found.setdefault(f"evict by {path.name.lower()}, {ack.name}", Told())
-    restores = found.setdefault(f"restore by {path.name.lower()}", Told())
+    evicts = found.setdefault((path, f"evict by {path.name.lower()}, {ack.name}"), Told())
+    restores = found.setdefault((path, f"restore by {path.name.lower()}"), Told())
     engine_requests.evict(ack=ack, tier=tier, path=path)
     engine.wipe()
     engine_requests.restore(path)

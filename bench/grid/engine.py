@@ -17,6 +17,7 @@ from bench.grid.page_locked_copy import PageLockedCopy
 from bench.support.bare_kvikio import BareKvikio, not_past_the_host
 from bench.support.client import block_hash
 from bench.support.ios import Io
+from bench.support.outcomes import not_moved
 from bench.support.rows import Operation
 from bench.support.ways import way_of
 from offloadd.client import AckLevel, AsyncClient, Blocks, EvictResult, Namespace, Path, Region, RestoreResult, Tier
@@ -93,7 +94,8 @@ class GridEngine:
         """Have stored what the restores of a case want, where its path reads."""
         tier = _tier_of(path)
         for place in range(depth):
-            await self._evict(Blocks(self._region, self._indices(place, count), self._names(tier, place, count)), path)
+            # Those of a case before, with fewer requests in flight, are there already.
+            await self._evict(Blocks(self._region, self._indices(place, count), self._names(tier, place, count)), path, or_there=True)
         return {}
 
     async def run(self, *, operation: str, path: str, count: int, depth: int, request_count: int) -> Answer:
@@ -131,7 +133,7 @@ class GridEngine:
             found.append(Blocks(self._region, self._indices(place, count), names))
         return found
 
-    async def _evict(self, blocks: Blocks, path: str) -> EvictResult:
+    async def _evict(self, blocks: Blocks, path: str, *, or_there: bool = False) -> EvictResult:
         ddr = path == "ddr"
         answer = await self._client.evict(
             blocks,
@@ -141,16 +143,14 @@ class GridEngine:
             require_path=True,
             deadline_s=DEADLINE_S,
         )
-        bad = [outcome for outcome in answer.outcomes if not outcome.stored]
-        if bad:
-            raise Refused(f"{len(bad)} of {len(answer.outcomes)} blocks were not stored: {bad[0].status.name}, {bad[0].reason.name}")
+        if why := not_moved(answer, or_there=or_there):
+            raise Refused(why)
         return answer
 
     async def _restore(self, blocks: Blocks, path: str) -> RestoreResult:
         answer = await self._client.restore(blocks, path=Path[path.upper()], require_path=True, deadline_s=DEADLINE_S)
-        bad = [outcome for outcome in answer.outcomes if not outcome.restored]
-        if bad:
-            raise Refused(f"{len(bad)} of {len(answer.outcomes)} blocks were not restored: {bad[0].status.name}, {bad[0].reason.name}")
+        if why := not_moved(answer):
+            raise Refused(why)
         return answer
 
     async def verify(self, *, operation: str, path: str, count: int, depth: int) -> Answer:
