@@ -19,6 +19,7 @@ from bench.support.page_locked import page_locked
 from bench.support.report import Target
 from bench.support.restoring import make_volume
 from bench.support.service import Service
+from bench.support.settled import settled_paths
 from bench.support.stats import Paired, Summary
 from bench.support.ways import way_of
 from bench.support.workload import Blocks
@@ -30,10 +31,7 @@ from offloadd.units import MIB, align_up
 
 #: A COPIED evict takes at most this many times as long as one page-locked copy of as many bytes.
 COPIED_RATIO_MAX = 1.25
-#: Waits for a lane that is being opened: the mover itself gives up earlier.
-SETTLE_TIMEOUT_S = 120.0
 DEADLINE_S = 300.0
-STARTING = "its mover is starting"
 
 STAGES = ("copy_s", "checksum_s", "io_s", "queue_s")
 
@@ -88,25 +86,12 @@ def requests(gpu: Gpu, engine: EngineMemory, *, volume: Path | None, arena_bytes
         if volume is not None:
             service.event("volume is recovered")
         with Client.connect(service.runtime_dir, instance="bench", process="bench", timeout_s=60) as client:
-            _settled(client)
+            settled_paths(client, [gpu.device.uuid])
             with engine.export() as memory:
                 region = client.register_region(block_count=engine.layout.block_count, planes=engine.layout.planes, memories=[memory], namespace=NAMESPACE)
                 yield client, Requests(client, region, engine.layout.block_count)
                 client.unregister_region(region)
         service.stop()
-
-
-def _settled(client: Client) -> dict[Way, str]:
-    """Why a way of the GPU is not there, empty if it is; once the mover has opened its lanes or has given up."""
-    end = time.monotonic() + SETTLE_TIMEOUT_S
-    while True:
-        ways = [one for one in client.capabilities().paths if one.device.startswith("GPU")]
-        found: dict[Way, str] = {one.path: "" if one.available else one.note for one in ways}
-        if ways and all(one.available or one.note not in ("", STARTING) for one in ways):
-            return found
-        if time.monotonic() > end:
-            raise RuntimeError(f"the daemon did not say within {SETTLE_TIMEOUT_S} s which ways the GPU has: {found}")
-        time.sleep(0.02)
 
 
 @dataclass(slots=True)
@@ -176,7 +161,7 @@ def stages(figures: Figures, gpu: Gpu, work: Blocks, directory: Path) -> None:
                 EngineMemory(gpu, layout_of(work.block_bytes, work.block_count, work.plane_count)) as engine,
                 requests(gpu, engine, volume=volume, arena_bytes=_arena_bytes(work)) as (client, engine_requests),
             ):
-                missing |= {way: why for way, why in _settled(client).items() if why}
+                missing |= {way.path: way.note for way in settled_paths(client, [gpu.device.uuid]) if not way.available}
                 for path in (Way.DDR, Way.BOUNCE, Way.GDS):
                     if path in missing:
                         continue

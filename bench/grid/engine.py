@@ -61,12 +61,6 @@ class GridEngine:
         self._device = Device.open(gpu)
         return {"free_bytes": self._device.free_bytes(), "name": self._device.name}
 
-    async def paths(self) -> Answer:
-        """What the daemon says of every way of every device."""
-        found = await self._client.capabilities()
-        ways = [{"device": way.device, "path": way.path.name.lower(), "available": way.available, "note": way.note} for way in found.paths]
-        return {"paths": ways}
-
     async def register(self, *, plane_count: int, piece_bytes: int, block_count: int, scattered: bool, namespace: dict[str, Any]) -> Answer:
         """Register a region of blocks that can be told apart."""
         self._span = Span(plane_count, block_count, piece_bytes)

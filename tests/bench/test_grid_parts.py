@@ -17,7 +17,7 @@ from bench.grid.ceilings import Memcpy, NoCeiling, RawIo, requests_of
 from bench.grid.counters import Uncounted, controller_events, find_counter, perf_bytes
 from bench.grid.kv_memory import HostKv, Pattern, Span
 from bench.grid.measure import Measurement, requests_per_round
-from bench.grid.node import Skip, accepted, settled_ways
+from bench.grid.node import Skip, accepted
 from bench.grid.volumes import GridVolume, opened
 from bench.support.ios import Io, over_threads, slices_of
 from bench.support.report import Report, benchmark
@@ -237,38 +237,6 @@ def test_what_the_daemon_refused_is_the_reason_of_a_row() -> None:
     assert accepted({"seconds": [1.0]}) == {"seconds": [1.0]}
     with pytest.raises(Skip, match="path gds is not available"):
         accepted({"refused": "path gds is not available"})
-
-
-def way(path: str, *, available: bool, note: str = "", device: str = "cuda:0") -> dict[str, object]:
-    return {"device": device, "path": path, "available": available, "note": note}
-
-
-class Opening:
-    """A daemon that opens its lanes between two looks at it."""
-
-    def __init__(self, *looks: list[dict[str, object]]) -> None:
-        self.looks = list(looks)
-
-    def ask(self, _command: str) -> dict[str, object]:
-        return {"paths": self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]}
-
-
-def test_lanes_that_are_still_opened_are_waited_for() -> None:
-    other = way("gds", available=False, device="cuda:1")
-    looks = [
-        [way("gds", available=False, note="its mover is starting"), way("bounce", available=False, note="its mover is starting"), other],
-        [way("gds", available=False), way("bounce", available=True), other],
-        [way("gds", available=True), way("bounce", available=True), other],
-    ]
-    assert settled_ways(Opening(*looks), ["cuda:0"]) == looks[2][:2]  # type: ignore[arg-type]
-    refused = [way("gds", available=False, note="no nvidia-fs")]
-    assert settled_ways(Opening(refused), ["cuda:0"]) == refused  # type: ignore[arg-type]
-
-
-def test_a_lane_that_never_opens_is_the_reason_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.grid.node.SETTLE_TIMEOUT_S", 0.0)
-    (found,) = settled_ways(Opening([way("gds", available=False)]), ["cuda:0"])  # type: ignore[arg-type]
-    assert found["note"] == "it was not opened within 0 s"
 
 
 class WrongBytes:
