@@ -16,7 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from bench.support.comparison import Basis, Compared, Comparison, Verdict, compare
-from bench.support.result import Result, ResultError, read_result, shown
+from bench.support.figure import shown
+from bench.support.result import Result, ResultError, read_result
 
 _STYLES = {
     Verdict.BETTER: "green",

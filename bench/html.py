@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from html import escape
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from bench.support.figure import fact_text, shown
 from bench.support.report import Figure
-from bench.support.result import Result, ResultError, read_result, shown, spreads, texts
+from bench.support.result import Result, ResultError, read_result, spreads, texts
 from bench.support.row_groups import Group
 from bench.support.row_page import grid
 
@@ -90,7 +91,7 @@ def _machine(results: Sequence[Result]) -> Iterator[str]:
     for fact in dict.fromkeys(fact for result in results for fact in result.machine):
         values: dict[str, list[str]] = {}
         for result in results:
-            values.setdefault(_told(result.machine.get(fact)), []).append(result.name)
+            values.setdefault(fact_text(result.machine.get(fact)), []).append(result.name)
         told = [escape(value) + ("" if len(values) == 1 else f" <span class=soft>({escape(', '.join(names))})</span>") for value, names in values.items()]
         yield f"<tr><th scope=row>{escape(fact.replace('_', ' '))}</th><td>{'<br>'.join(told)}</td></tr>\n"
     yield "</table></div>\n"
@@ -148,17 +149,11 @@ def _said(result: Result) -> Iterator[str]:
     if result.facts or result.notes:
         yield "<h3>What the run noted, with reasons where rows are missing</h3>\n"
     if result.facts:
-        rows = (f"<tr><th scope=row>{escape(name.replace('_', ' '))}</th><td>{escape(_told(value))}</td></tr>\n" for name, value in result.facts.items())
+        rows = (f"<tr><th scope=row>{escape(name.replace('_', ' '))}</th><td>{escape(fact_text(value))}</td></tr>\n" for name, value in result.facts.items())
         yield f"<div class=scroll><table class=facts>\n{''.join(rows)}</table></div>\n"
     for name, lines in result.notes.items():
         yield f"<h4>{escape(name)}</h4>\n<pre>{escape(chr(10).join(lines))}</pre>\n"
     yield "</section>\n"
-
-
-def _told(value: Any) -> str:
-    if value is None:
-        return "untold"
-    return shown(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

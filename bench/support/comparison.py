@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from bench.support.figure import fact_text
 from bench.support.report import Detail, Figure
-from bench.support.result import Result, shown, spreads, stable_name, texts
+from bench.support.result import Result, spreads, stable_name, texts
 from bench.support.rows import Row
 
 #: Facts that differ between any two runs and say nothing about whether they can be compared; the commit is what one compares.
@@ -241,10 +242,4 @@ def _warnings(old: Result, new: Result) -> Iterator[str]:
     for title, before, after in (("machine", old.machine, new.machine), ("fact", old.facts, new.facts)):
         for name in dict.fromkeys((*before, *after)):
             if name not in _ALWAYS_DIFFERENT and before.get(name) != after.get(name):
-                yield f"{title}: {name} was {_told(before.get(name))}, is {_told(after.get(name))}"
-
-
-def _told(value: object) -> str:
-    if value is None:
-        return "untold"
-    return shown(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+                yield f"{title}: {name} was {fact_text(before.get(name))}, is {fact_text(after.get(name))}"

@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from bench.support.figure import Detail, Figure, Target, number_text
+from bench.support.figure import Detail, Figure, Target, shown
 from bench.support.machine import ROOT, machine_record
 from bench.support.row_table import row_tables
 from bench.support.rows import Row
@@ -89,7 +89,7 @@ class Report:
         for figure in self.figures:
             table.add_row(
                 figure.name,
-                f"{number_text(figure.value)} {figure.unit}",
+                f"{shown(figure.value)} {figure.unit}",
                 _optional(figure.expected),
                 _optional(figure.ceiling),
                 "" if figure.ratio is None else f"{figure.ratio:.2f}",
@@ -100,7 +100,7 @@ class Report:
 
 
 def _optional(value: float | None) -> str:
-    return "" if value is None else number_text(value)
+    return "" if value is None else shown(value)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bench.support.result import shown
+from bench.support.figure import shown
 from bench.support.rows import Case, Operation, Row, counted
 from offloadd.units import GIB, KIB, MIB
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 
-from bench.support.result import shown
+from bench.support.figure import shown
 from bench.support.row_groups import Group, groups, lines, ratio_told, size_of, stages_of, title_of
 from bench.support.rows import Operation, Row, counted, estimates_of, speedup
 from bench.support.stats import FEW, Summary

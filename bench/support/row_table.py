@@ -7,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from bench.support.figure import number_text
+from bench.support.figure import shown
 from bench.support.rows import Prompt, Row, estimates_of, speedup
 from bench.support.stats import FEW, Summary
 
@@ -61,15 +61,15 @@ def _add(table: Table, row: Row, estimates: Mapping[Prompt, float]) -> None:
         escape(_way(row)),
         f"{case.tokens:,}",
         str(case.queue_depth),
-        number_text(summary.median * 1e3),
-        "" if row.estimated else number_text(summary.p95 * 1e3),
-        "" if row.estimated else number_text(summary.p99 * 1e3) + ("*" if row.request_count < FEW else ""),
-        number_text(row.gb_per_s),
-        "" if row.ceiling_gb_per_s is None else number_text(row.ceiling_gb_per_s),
+        shown(summary.median * 1e3),
+        "" if row.estimated else shown(summary.p95 * 1e3),
+        "" if row.estimated else shown(summary.p99 * 1e3) + ("*" if row.request_count < FEW else ""),
+        shown(row.gb_per_s),
+        "" if row.ceiling_gb_per_s is None else shown(row.ceiling_gb_per_s),
         "" if row.ratio is None else f"{row.ratio:.2f}",
-        "" if row.estimated else number_text(row.cpu_s_per_gb),
+        "" if row.estimated else shown(row.cpu_s_per_gb),
         "" if row.memory_bytes_per_byte is None else f"{row.memory_bytes_per_byte:.2f}",
-        "" if sooner is None else f"{number_text(sooner)} ×",
+        "" if sooner is None else f"{shown(sooner)} ×",
         style="dim" if row.estimated else "",
     )
 
