@@ -70,7 +70,9 @@ class Measurement:
         return self._told(case, found, ceiling, why_none, memory_bytes, memory_note)
 
     def fill(self, case: Case) -> str:
-        """Evict by this case's path until every slab was written once: the first write of a slab costs an evict a second one. What was done, for the facts.
+        """Evict by this case's path until every slab was written once. What was done, for the facts.
+
+        The first write of a slab costs an evict a second one, and raw reads of what was never written are none of the device's: file systems answer with zeros.
 
         Volumes above FILL_BYTES_MAX are left as they are: that would take longer than the measurements, and is what their first evicts meet anyway.
         """
