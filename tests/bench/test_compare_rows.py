@@ -34,7 +34,9 @@ def alone(**changes: Any) -> Row:
 
 
 def test_the_ratio_is_judged_where_both_rows_have_one() -> None:
-    assert one(row(ratio=0.8), row(ratio=0.8, seconds=[0.3] * 3)).verdict is Verdict.WITHIN_NOISE
+    slower = one(row(ratio=0.8), row(ratio=0.8, seconds=[0.3] * 3))
+    assert slower.verdict is Verdict.WITHIN_NOISE and slower.remarks == ["100 → 300 ms, and the ceiling with it"]
+    assert one(row(ratio=0.8), row(ratio=0.8, seconds=[0.105] * 3)).remarks == []
     found = one(row(ratio=0.8), row(ratio=0.6))
     assert (found.verdict, found.basis, found.old, found.new) == (Verdict.WORSE, Basis.RATIO, 0.8, 0.6)
     assert one(row(ratio=0.6), row(ratio=0.8)).verdict is Verdict.BETTER
