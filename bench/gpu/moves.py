@@ -12,7 +12,6 @@ from bench.gpu.bare_kvikio import BareReads
 from bench.gpu.device import EngineMemory, Gpu
 from bench.gpu.figures import Figures
 from bench.support.bare_kvikio import not_past_the_host
-from bench.support.cpu import cpu_seconds
 from bench.support.ios import slices_of
 from bench.support.mover import LaneEnd, LaneRefusedError, MoverProcess, Records, layout_of, make_records
 from bench.support.process import CommandedError
@@ -50,12 +49,7 @@ class Runs:
 
     def take(self, name: str, mover: MoverProcess, lane: LaneEnd, operation: Operation, *, verify: bool = True) -> None:
         """Move all blocks, and add to the series `name`."""
-        series = self.series.setdefault(name, Series())
-        before = cpu_seconds([mover.pid])
-        series.seconds.append(lane.run(operation, self.records, self.slot_bytes, verify=verify))
-        series.cpu_s += cpu_seconds([mover.pid]) - before
-        for stage, nanoseconds in lane.stage_ns.items():
-            series.stage_ns[stage] = series.stage_ns.get(stage, 0) + nanoseconds
+        self.series.setdefault(name, Series()).take(mover, lane, operation, self.records, self.slot_bytes, verify=verify)
         self.slice_count += lane.slice_count
         self.bounced_count += lane.bounced_count
 
