@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.support.figure import fact_text, shown
-from bench.support.report import Figure
+from bench.support.report import TINY_MEANS_NOTHING, Figure
 from bench.support.result import Result, ResultError, read_result, spreads, texts
 from bench.support.row_groups import Group
 from bench.support.row_page import grid
+from bench.support.rows import counted
 
 if TYPE_CHECKING:
     from bench.support.drawing import Plot
@@ -98,24 +99,25 @@ def _machine(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _section(result: Result) -> Iterator[str]:
-    verdicts = [figure.met for figure in result.figures if figure.met is not None]
     yield f"<section>\n<h2>{escape(result.question)} <span class=name>{escape(result.name)}</span></h2>\n"
     if result.tiny:
-        yield "<p class=caution>Caution: a tiny run, which shows that the benchmark works and nothing else. Its figures mean nothing.</p>\n"
+        yield f"<p class=caution>{TINY_MEANS_NOTHING}</p>\n"
     if result.figures or not result.rows:
-        yield from _figures(result, verdicts)
+        yield from _figures(result)
 
 
-def _figures(result: Result, verdicts: list[bool]) -> Iterator[str]:
-    yield f"<p>{len(result.figures)} figures; {sum(verdicts)} of {len(verdicts)} targets met.</p>\n"
+def _figures(result: Result) -> Iterator[str]:
+    verdicts = [figure.met for figure in result.figures if figure.met is not None and not result.tiny]
+    met = f"; {sum(verdicts)} of {len(verdicts)} targets met" if verdicts else ""
+    yield f"<p>{counted(len(result.figures), 'figure')}{met}.</p>\n"
     yield "<div class=scroll><table>\n<thead><tr><th>figure</th><th class=number>measured</th><th class=number>expected</th><th class=number>ceiling</th>"
     yield "<th class=number>of ceiling</th><th class=number>target</th><th></th></tr></thead>\n<tbody>\n"
     for figure in result.figures:
-        yield _row(figure)
+        yield _row(figure, None if result.tiny else figure.met)
     yield "</tbody>\n</table></div>\n"
 
 
-def _row(figure: Figure) -> str:
+def _row(figure: Figure, met: bool | None) -> str:
     lines = [f"expected: {figure.sketch}"] if figure.sketch else []
     lines += [f"{name}: {value}" for name, value in texts(figure).items()]
     for spread in spreads(figure):
@@ -126,7 +128,7 @@ def _row(figure: Figure) -> str:
         f"<tr><td>{escape(figure.name)}{''.join(f'<small>{escape(line)}</small>' for line in lines)}</td>"
         f"<td class=number>{escape(f'{shown(figure.value)} {figure.unit}')}</td>{_number(figure.expected)}{_number(figure.ceiling)}"
         f"<td class=number>{'' if figure.ratio is None else f'{figure.ratio:.2f}'}</td>"
-        f"<td class=number>{'' if figure.target is None else escape(str(figure.target))}</td>{_VERDICTS[figure.met]}</tr>\n"
+        f"<td class=number>{'' if figure.target is None else escape(str(figure.target))}</td>{_VERDICTS[met]}</tr>\n"
     )
 
 

@@ -21,6 +21,10 @@ from bench.support.stats import Summary
 __all__ = ["Detail", "Figure", "Report", "Target", "benchmark", "seconds_figure"]
 
 
+#: Of a run with --tiny, wherever its figures are shown.
+TINY_MEANS_NOTHING = "Caution: a tiny run, which shows that the benchmark works and nothing else. Its figures mean nothing."
+
+
 class Report:
     """Collects figures and rows and, at the end, prints and writes them. `arguments`: the whole command line."""
 
@@ -77,6 +81,8 @@ class Report:
             self._console.print(f"[bold]{self.question}[/bold] No figures: the machine can't, for the reasons above.")
         for table in row_tables(self.rows):
             self._console.print(table)
+        if self.tiny:
+            self._console.print(TINY_MEANS_NOTHING, style="bold red")
         self._console.print(", ".join(f"{name} {value}" for name, value in (machine | self.facts).items()), style="dim")
         self._console.print(f"written to {path}", style="dim")
 
@@ -94,7 +100,7 @@ class Report:
                 _optional(figure.ceiling),
                 "" if figure.ratio is None else f"{figure.ratio:.2f}",
                 "" if figure.target is None else str(figure.target),
-                {None: "", True: "[green]met[/green]", False: "[red]missed[/red]"}[figure.met],
+                {None: "", True: "[green]met[/green]", False: "[red]missed[/red]"}[None if self.tiny else figure.met],
             )
         return table
 

@@ -60,3 +60,13 @@ def test_the_record_holds_question_machine_and_verdicts(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "results" / "sample.json").read_text())
     assert record["question"] == "Is it so?" and record["figures"][0]["met"] is True
     assert record["machine"]["cores"] >= 1 and record["figures"][0]["expected"] == 1.7
+
+
+@pytest.mark.parametrize("tiny", [False, True])
+def test_a_tiny_run_meets_and_misses_nothing_and_says_so(tmp_path: Path, tiny: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report("sample", "Is it so?", argparse.Namespace(dir=tmp_path, tiny=tiny, results=tmp_path / "results"))
+    for ratio in (1.0, 0.1):
+        report.add(Figure("rate", 2.0, "GB/s", ceiling=2.0, ratio=ratio, target=Target(0.95, on_ratio=True)))
+    report.finish()
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("Its figures mean nothing" in said) is tiny and ("│ met │" in said) is ("│ missed │" in said) is not tiny
