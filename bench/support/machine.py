@@ -10,6 +10,7 @@ from pathlib import Path
 from offloadd import __version__
 from offloadd.tiers.volume_io import file_system_of
 from offloadd.transfer.checksum import choose_fastest
+from offloadd.transfer.native import NativeUnavailableError, load
 from offloadd.units import GIB
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,11 +30,19 @@ def machine_record(directory: Path) -> dict[str, str | int | float]:
         "python": platform.python_version(),
         "offloadd": __version__,
         "crc32c_by": choose_fastest(),
+        "copies_by": _copies_by(),
         "numpy": metadata.version("numpy"),
         "grpcio": metadata.version("grpcio"),
         "commit": _commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def _copies_by() -> str:
+    try:
+        return f"C with {load().ways}"
+    except NativeUnavailableError as error:
+        return f"NumPy: {error}"
 
 
 def _first(path: str, name: str) -> str:

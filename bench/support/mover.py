@@ -127,12 +127,12 @@ class LaneEnd:
 class MoverProcess:
     """One mover, of the host or of a GPU (`cuda:N` or its UUID); a context manager. RuntimeError with its reason if it can't use the device."""
 
-    def __init__(self, device: str = "host") -> None:
+    def __init__(self, device: str = "host", *options: str) -> None:
         ours, theirs = socket_pair()
         ours.settimeout(ANSWER_TIMEOUT_S)
         self._log_fd = os.memfd_create("mover-log")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "offloadd.mover.main", "--fd", str(theirs.fileno()), "--device", device],
+            [sys.executable, "-m", "offloadd.mover.main", "--fd", str(theirs.fileno()), "--device", device, *options],
             pass_fds=[theirs.fileno()],
             env={**os.environ, **MOVER_ENVIRONMENT},
             stderr=self._log_fd,
@@ -259,8 +259,8 @@ def layout_of(block_bytes: int, block_count: int, plane_count: int) -> Layout:
     return Layout(block_count, tuple(Plane(0, number * block_count * piece, piece, piece) for number in range(plane_count)))
 
 
-def make_records(block_bytes: int, block_count: int) -> Records:
-    """BLOCK_DTYPE records of blocks 0, 1, … of region 1 in slots 0, 1, … of slab 0, and side by side in the arena."""
+def make_records(block_bytes: int, block_count: int, *, scattered: bool = False) -> Records:
+    """BLOCK_DTYPE records of blocks 0, 1, … (`scattered`: in another order) of region 1 in slots 0, 1, … of slab 0, and side by side in the arena."""
     records: Records = np.zeros(block_count, dtype=BLOCK_DTYPE)
     numbers = np.arange(block_count)
     keys = np.frombuffer(secrets.token_bytes(32 * block_count), dtype="V32")
@@ -268,7 +268,8 @@ def make_records(block_bytes: int, block_count: int) -> Records:
     records["nonce"] = np.void(secrets.token_bytes(16))
     records["payload_bytes"] = block_bytes
     records["region"] = 1
-    records["block_index"] = records["slot"] = records["position"] = numbers
+    records["slot"] = records["position"] = numbers
+    records["block_index"] = np.random.default_rng(5).permutation(block_count) if scattered else numbers
     records["generation"] = 1
     records["namespace_epoch"] = 1
     records["sequence"] = numbers + 1

@@ -61,7 +61,7 @@ def volume_restores(path: Path, work: Blocks) -> dict[str, Series]:
     slot_bytes = slot_bytes_for(work.block_bytes)
     layout = layout_of(work.block_bytes, work.block_count, work.plane_count)
     fd = create_sealed("engine", work.payload_bytes)
-    records = make_records(work.block_bytes, work.block_count)
+    records = make_records(work.block_bytes, work.block_count, scattered=work.scattered)
     found = {name: Series() for name in ("raw", "restore", "unverified", "raw_beside_copies")}
     try:
         with PresentMemory(fd, work.payload_bytes) as memory, Copier() as copier:
@@ -93,33 +93,38 @@ def volume_restores(path: Path, work: Blocks) -> dict[str, Series]:
 
 
 def arena_restores(work: Blocks) -> dict[str, Series]:
-    """`memcpy` (this process, which must run under the mover's glibc tunable), `restore` and `unverified`, interleaved."""
+    """`memcpy` (this process, which must run under the mover's glibc tunable), `restore`, `unverified`, and `numpy`, interleaved.
+
+    `numpy`: a restore by a mover that copies with NumPy, in turn with the one that copies as it was built.
+    """
     slot_bytes = align_up(work.block_bytes, SECTOR_BYTES)
     arena_bytes = align_up(slot_bytes * work.block_count, 2 * MIB)
     layout = layout_of(work.block_bytes, work.block_count, work.plane_count)
-    records = make_records(work.block_bytes, work.block_count)
+    records = make_records(work.block_bytes, work.block_count, scattered=work.scattered)
     fd, arena_fd = create_sealed("engine", work.payload_bytes), create_sealed("arena", arena_bytes)
-    found = {name: Series() for name in ("memcpy", "restore", "unverified")}
+    found = {name: Series() for name in ("memcpy", "restore", "unverified", "numpy")}
     try:
         with PresentMemory(fd, work.payload_bytes) as memory, PresentMemory(arena_fd, arena_bytes) as arena:
             original = fill(memory.bytes)
             for _ in range(work.start_count):
-                with MoverProcess() as mover:
-                    mover.map_region(1, fd, layout, work.payload_bytes)
-                    mover.map_arena(arena_fd, arena_bytes)
-                    lane = mover.add_lane(1)
-                    lane.run(Operation.ARENA_EVICT, records, slot_bytes)
-                    memory.bytes[:] = 0
-                    lane.run(Operation.ARENA_RESTORE, records, slot_bytes)
-                    if not (memory.bytes == original).all():
-                        raise RuntimeError("restored bytes differ from those evicted")
-                    lane.run(Operation.ARENA_RESTORE, records, slot_bytes, verify=False)
+                with MoverProcess() as mover, MoverProcess("host", "--no-native") as by_numpy:
+                    lanes = {}
+                    for one in (mover, by_numpy):
+                        one.map_region(1, fd, layout, work.payload_bytes)
+                        one.map_arena(arena_fd, arena_bytes)
+                        lanes[one] = lane = one.add_lane(1)
+                        lane.run(Operation.ARENA_EVICT, records, slot_bytes)
+                        memory.bytes[:] = 0
+                        lane.run(Operation.ARENA_RESTORE, records, slot_bytes)
+                        if not (memory.bytes == original).all():
+                            raise RuntimeError("restored bytes differ from those evicted")
+                        lane.run(Operation.ARENA_RESTORE, records, slot_bytes, verify=False)
                     for _ in range(work.round_count):
                         before = cpu_seconds([os.getpid()])
                         found["memcpy"].seconds.append(copy(memory.bytes, arena.bytes[: memory.bytes.size]))
                         found["memcpy"].cpu_s += cpu_seconds([os.getpid()]) - before
-                        for name, verify in (("unverified", False), ("restore", True)):
-                            found[name].take(mover, lane, Operation.ARENA_RESTORE, records, slot_bytes, verify=verify)
+                        for name, one, verify in (("unverified", mover, False), ("restore", mover, True), ("numpy", by_numpy, True)):
+                            found[name].take(one, lanes[one], Operation.ARENA_RESTORE, records, slot_bytes, verify=verify)
     finally:
         os.close(fd)
         os.close(arena_fd)

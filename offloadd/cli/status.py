@@ -73,7 +73,7 @@ def values_of(status: Any) -> dict[str, Any]:
             for volume in status.volumes
         ],
         "sessions": [_fields(session, "name", "instance", "tenant", "pid", "region_count", "mapped_bytes", "request_count") for session in status.sessions],
-        "workers": [_fields(worker, "name", "pid", "restart_count", "placement") for worker in status.workers],
+        "workers": [_fields(worker, "name", "pid", "restart_count", "placement", "copies_by") for worker in status.workers],
         "gpus": [_fields(gpu, "device", "uuid", "name", "pci_bus_id", "compute_mode", "uses_mps", "context_bytes", "note") for gpu in status.gpus],
         "paths": [
             {"tier": _name(enums.Tier, path.tier), "path": _name(enums.Path, path.path)}
@@ -109,7 +109,12 @@ def render(status: dict[str, Any], console: Console) -> None:
         console.print()
     workers = table("worker", ">pid", ">restarts", "", title="Workers")
     for worker in status["workers"]:
-        workers.add_row(plain(worker["name"]), str(worker["pid"] or "restarting"), str(worker["restart_count"]), plain(worker["placement"]))
+        workers.add_row(
+            plain(worker["name"]),
+            str(worker["pid"] or "restarting"),
+            str(worker["restart_count"]),
+            plain(worker["placement"] or (worker["copies_by"] and f"copies by {worker['copies_by']}")),
+        )
     console.print(workers)
     console.print()
     _render_gpus(status["gpus"], console)

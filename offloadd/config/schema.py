@@ -181,6 +181,10 @@ class MoverConfig(_Section):
         default=True,
         description="On a machine with several NUMA nodes: GPUs' movers run on the CPUs near to their GPU, and the arena is spread over the nodes.",
     )
+    native_copies: bool = Field(
+        default=True,
+        description="Copy and check host memory by the C library where it was built; else NumPy does. False is for comparing the two.",
+    )
     verify_target: int = Field(default=0, ge=0, le=1 << 20, description="Compare every N-th restored block in engine memory with the staging slot; 0 for none.")
     evict_slices_in_flight: int = Field(
         default=4, ge=1, le=64, description="Evict slices that one lane has in flight, so that a restore waits for one I/O at most."

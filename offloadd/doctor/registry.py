@@ -29,6 +29,7 @@ MACHINE_CHECKS: tuple[Check[Machine], ...] = (
     Check("free", "memory", memory.check_free),
     Check("memlock", "memory", memory.check_memlock),
     Check("huge pages", "memory", memory.check_huge_pages),
+    Check("copies", "memory", memory.check_copies),
     Check("open files", "memory", memory.check_files),
     Check("sockets", "memory", memory.check_sockets),
     Check("driver", "gpu", gpu.check_driver),

@@ -37,7 +37,7 @@ from offloadd.mover.messages import ChunkPiece, CopiesChosen, GpuFacts, KernelsF
 from offloadd.mover.pageable import Through, gather_through, scatter_through
 from offloadd.mover.volume import Volume
 from offloadd.transfer.checksum import crc32c
-from offloadd.transfer.gather import Payloads
+from offloadd.transfer.gather import Checks, Payloads
 from offloadd.units import MIB
 
 if TYPE_CHECKING:
@@ -89,13 +89,15 @@ class CudaMappedRegion:
         self._copies = device.choice.of(region)
         self._memories = memories
         self.payload_bytes = region.payload_bytes
+        #: The CPU sees the bytes only after they have been copied out.
+        self.checks = False
         self._events = RegionEvents(device.flags, device.imports)
 
-    def gather(self, block_indices: Indices, target: Payloads, first: int, last: int | None) -> None:
+    def gather(self, block_indices: Indices, target: Payloads, first: int, last: int | None, checks: Checks | None = None) -> None:
         """See `MappedRegion`."""
         self._copy(self._copies.gather, gather_through, block_indices, target, first, last)
 
-    def scatter(self, block_indices: Indices, source: Payloads, first: int, last: int | None) -> None:
+    def scatter(self, block_indices: Indices, source: Payloads, first: int, last: int | None, checks: Checks | None = None) -> None:
         """See `MappedRegion`."""
         self._copy(self._copies.scatter, scatter_through, block_indices, source, first, last)
 
@@ -179,6 +181,7 @@ class CudaDevice:
     """One GPU, by `cuda:N` or UUID. Raises CudaError when it can't be used."""
 
     paths = ("bounce", "ddr", "gds")
+    copies_by = ""
 
     def __init__(self, selector: str, *, copies: Mode = "engines", tell: Callable[[CopiesChosen | KernelsFailed], None] = lambda _: None) -> None:
         """`copies` and `tell`: see `CopyChoice`."""

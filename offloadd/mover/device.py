@@ -15,7 +15,8 @@ from offloadd.model.region import Layout, validate_layout
 from offloadd.mover.arena import Arena
 from offloadd.mover.messages import GpuFacts, Piece
 from offloadd.mover.volume import Volume
-from offloadd.transfer.gather import Payloads, Views, block_crc, gather, payload_bytes, scatter
+from offloadd.transfer.gather import Checks, Payloads, Views, block_crc, gather, payload_bytes, scatter
+from offloadd.transfer.native import Library
 
 Indices = npt.NDArray[Any]
 
@@ -31,11 +32,15 @@ class MappedRegion(Protocol):
     def payload_bytes(self) -> int:
         """Bytes of one block."""
 
-    def gather(self, block_indices: Indices, target: Payloads, first: int, last: int | None) -> None:
-        """Copy payload bytes `first` to `last` (None: all) of each block to its place in memory of ours."""
+    @property
+    def checks(self) -> bool:
+        """Whether copies can take checksums on the way, which reads the bytes once for both."""
 
-    def scatter(self, block_indices: Indices, source: Payloads, first: int, last: int | None) -> None:
-        """Copy payload bytes `first` to `last` (None: all) of each block from its place in memory of ours."""
+    def gather(self, block_indices: Indices, target: Payloads, first: int, last: int | None, checks: Checks | None = None) -> None:
+        """Copy payload bytes `first` to `last` (None: all) of each block to its place in memory of ours. `checks`: only if the region can."""
+
+    def scatter(self, block_indices: Indices, source: Payloads, first: int, last: int | None, checks: Checks | None = None) -> None:
+        """Copy payload bytes `first` to `last` (None: all) of each block from its place in memory of ours. `checks`: only if the region can."""
 
     def block_crc(self, block_index: int, first: int, last: int | None) -> int:
         """CRC32C of payload bytes `first` to `last` (None: all) of one block, as they are in engine memory."""
@@ -74,6 +79,10 @@ class MoverDevice(Protocol):
         """Of a GPU, for `Hello`."""
 
     @property
+    def copies_by(self) -> str:
+        """What copies between memories of the host go by, for people; empty for a GPU."""
+
+    @property
     def numa_node(self) -> int:
         """The NUMA node that a GPU sits on, -1 if that is not known; -1 for the host."""
 
@@ -110,20 +119,28 @@ def make_all(count: int, make: Callable[[], Made]) -> list[Made]:
 
 
 class HostRegion:
-    """A region in memfds: views [plane, block, byte] in payload order over one mapping."""
+    """A region in memfds: views [plane, block, byte] in payload order over one mapping. Copied by `native`, by NumPy without it."""
 
-    def __init__(self, mapping: Mapping, views: Views) -> None:
+    def __init__(self, mapping: Mapping, views: Views, native: Library | None = None) -> None:
         self._mapping = mapping
         self._views = views
+        self._pieces = native.pieces(views) if native else None
+        self.checks = self._pieces is not None
         self.payload_bytes = payload_bytes(views)
 
-    def gather(self, block_indices: Indices, target: Payloads, first: int, last: int | None) -> None:
+    def gather(self, block_indices: Indices, target: Payloads, first: int, last: int | None, checks: Checks | None = None) -> None:
         """See `MappedRegion`."""
-        gather(self._views, block_indices, target, first, last)
+        if self._pieces is not None:
+            self._pieces.gather(block_indices, target, first, last, checks)
+        else:
+            gather(self._views, block_indices, target, first, last)
 
-    def scatter(self, block_indices: Indices, source: Payloads, first: int, last: int | None) -> None:
+    def scatter(self, block_indices: Indices, source: Payloads, first: int, last: int | None, checks: Checks | None = None) -> None:
         """See `MappedRegion`."""
-        scatter(self._views, block_indices, source, first, last)
+        if self._pieces is not None:
+            self._pieces.scatter(block_indices, source, first, last, checks)
+        else:
+            scatter(self._views, block_indices, source, first, last)
 
     def block_crc(self, block_index: int, first: int, last: int | None) -> int:
         """See `MappedRegion`."""
@@ -139,12 +156,16 @@ class HostRegion:
 
 
 class HostDevice:
-    """Host memory: nothing has to be prepared."""
+    """Host memory: nothing has to be prepared. `native`: what copies; NumPy if it is None."""
 
     paths: tuple[str, ...] = ("host", "ddr")
     uuid = ""
     facts: GpuFacts | None = None
     numa_node = UNKNOWN_NODE
+
+    def __init__(self, native: Library | None = None, *, copies_by: str = "") -> None:
+        self._native = native
+        self.copies_by = copies_by
 
     def map_region(self, layout: Layout, memory_bytes: tuple[int, ...], fds: Sequence[int], pieces: Sequence[Piece]) -> HostRegion:
         """See `MoverDevice`. The memfds must be sealed against shrinking."""
@@ -157,7 +178,7 @@ class HostDevice:
         mapping = map_memories(fds, memory_bytes)
         try:
             mapping.advise(MADV_HUGEPAGE)
-            return HostRegion(mapping, plane_views(mapping.bytes, layout, mapping.offsets))
+            return HostRegion(mapping, plane_views(mapping.bytes, layout, mapping.offsets), self._native)
         except BaseException:
             mapping.close()
             raise
@@ -179,6 +200,7 @@ class AbsentDevice(HostDevice):
     paths: tuple[str, ...] = ()
 
     def __init__(self, why: str) -> None:
+        super().__init__()
         self._why = why
 
     def map_region(self, layout: Layout, memory_bytes: tuple[int, ...], fds: Sequence[int], pieces: Sequence[Piece]) -> HostRegion:

@@ -48,6 +48,7 @@ from offloadd.mover.tools import Memories
 from offloadd.mover.volume import adopt_volume
 from offloadd.tiers.scratch import Scratch
 from offloadd.transfer.checksum import choose_fastest
+from offloadd.transfer.native import NativeUnavailableError, load
 
 _PR_SET_PDEATHSIG = 1
 
@@ -77,6 +78,7 @@ class Mover:
                 gpu=device.facts,
                 memory_node=placement.memory_node,
                 placement=placement.text,
+                copies_by=device.copies_by,
             )
         )
         while True:
@@ -203,10 +205,21 @@ def _die_with_parent() -> None:
         raise OSError(number, f"prctl(PR_SET_PDEATHSIG): {os.strerror(number)}")
 
 
-def _open_device(name: str, copies: Literal["auto", "engines", "kernels"], tell: Callable[[ControlAnswer], None]) -> tuple[MoverDevice, str]:
+def _open_host(*, native: bool) -> HostDevice:
+    if not native:
+        return HostDevice(copies_by="NumPy, as configured")
+    try:
+        library = load()
+    except NativeUnavailableError as error:
+        print(f"mover: NumPy copies host memory, since the library that is faster can't be used: {error}", file=sys.stderr, flush=True)
+        return HostDevice(copies_by=f"NumPy: the library that is faster can't be used: {error}")
+    return HostDevice(library, copies_by=f"C with {library.ways}")
+
+
+def _open_device(name: str, copies: Literal["auto", "engines", "kernels"], tell: Callable[[ControlAnswer], None], *, native: bool) -> tuple[MoverDevice, str]:
     """The device, and why it can't be used if it can't."""
     if name == "host":
-        return HostDevice(), ""
+        return _open_host(native=native), ""
     from offloadd.cuda.driver import CudaError
     from offloadd.mover.cuda_device import CudaDevice
 
@@ -222,6 +235,7 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True, help="inherited control socket (SEQPACKET)")
     parser.add_argument("--device", default="host", metavar="host|cuda:N|GPU-UUID", help="the device that its regions lie in")
     parser.add_argument("--copies", choices=("auto", "engines", "kernels"), default="auto", help="what copies of a GPU go by; auto: as measured there")
+    parser.add_argument("--no-native", dest="native", action="store_false", help="copy host memory by NumPy")
     parser.add_argument("--no-numa", dest="numa", action="store_false", help="do not bind threads to the CPUs near to the GPU")
     arguments = parser.parse_args()
     _die_with_parent()
@@ -236,7 +250,7 @@ def main() -> None:
 
     try:
         choose_fastest()
-        device, note = _open_device(arguments.device, arguments.copies, tell)
+        device, note = _open_device(arguments.device, arguments.copies, tell, native=arguments.native)
         # Before there is any thread or memory of ours. Those of the driver, which are there already, are bound, too.
         placement = place_threads(device.numa_node) if arguments.numa and device.uuid else UNPLACED
         clean = Mover(channel, device, note, placement).serve()

@@ -162,6 +162,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
     `uuid`: of its GPU, as nvidia-smi prints it; empty on the host. `gpu`: None on the host, and if the GPU can't be used. `memory_node`: the NUMA node whose
     memory is nearest to it, -1 if there is nothing to choose; `placement`: where its threads run, or why they are not bound; empty if they need not be.
+    `copies_by`: what copies between memories of the host go by; empty for a GPU.
     """
 
     pid: int
@@ -171,6 +172,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     gpu: GpuFacts | None = None
     memory_node: int = -1
     placement: str = ""
+    copies_by: str = ""
 
 
 class Mapped(msgspec.Struct, frozen=True, tag=True):

@@ -62,9 +62,10 @@ class Slice:
         self._last_ns = time.monotonic_ns()
         self.queue_ns = max(0, self._last_ns - self.job.submitted_ns) if self.job.submitted_ns else 0
 
-    def spent_on_copy(self) -> None:
-        """Time since the last call went into copies."""
-        self.copy_ns += self._lap()
+    def spent_on_copy(self, *, checksum_ns: int = 0) -> None:
+        """Time since the last call went into copies, and so much of it into checksums that were taken on the way."""
+        self.copy_ns += max(0, self._lap() - checksum_ns)
+        self.checksum_ns += checksum_ns
 
     def spent_on_checksum(self) -> None:
         """Time since the last call went into checksums and headers."""

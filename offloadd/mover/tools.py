@@ -1,6 +1,7 @@
 """What a worker thread works with, and the copies between a slice's blocks and memory of ours."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from offloadd.mover.messages import LaneAnswer
 from offloadd.mover.slices import Slice
 from offloadd.mover.volume import Volume
 from offloadd.transfer.checksum import crc32c
-from offloadd.transfer.gather import Payloads
+from offloadd.transfer.gather import Checks, Payloads
 
 Indices = npt.NDArray[np.intp]
 
@@ -79,21 +80,40 @@ def may_begin(engine: EngineMemory, pieces: Sequence[Slice]) -> bool:
         return True
 
 
-def gather_blocks(piece: Slice, regions: Regions, target: Payloads, first: int = 0, last: int | None = None) -> None:
-    """Copy payload bytes `first` to `last` (default: all) of every block to its place. Raises ValueError for a block that its region does not have."""
+def gather_blocks(piece: Slice, regions: Regions, target: Payloads, first: int = 0, last: int | None = None, *, checks: Checks | None = None) -> None:
+    """Copy payload bytes `first` to `last` (default: all) of every block to its place. `checks`: one a block; only if all regions can.
+
+    Raises ValueError for a block that its region does not have.
+    """
     for region, mine in by_region(piece, regions, np.arange(len(piece.records))):
         places = Payloads(target.buffer, target.offsets[mine], target.stride_bytes)
-        region.gather(piece.records["block_index"][mine], places, first, last)
+        with _part(checks, mine) as part:
+            region.gather(piece.records["block_index"][mine], places, first, last, part)
 
 
-def scatter_blocks(piece: Slice, regions: Regions, source: Payloads, chosen: Indices, first: int = 0, last: int | None = None) -> None:
-    """Copy payload bytes `first` to `last` (default: all) of the chosen blocks from their places.
+def scatter_blocks(
+    piece: Slice, regions: Regions, source: Payloads, chosen: Indices, first: int = 0, last: int | None = None, *, checks: Checks | None = None
+) -> None:
+    """Copy payload bytes `first` to `last` (default: all) of the chosen blocks from their places. `checks`: one a chosen block; only if all regions can.
 
     Raises ValueError for a block that its region does not have.
     """
     for region, mine in by_region(piece, regions, chosen):
         places = Payloads(source.buffer, source.offsets[mine], source.stride_bytes)
-        region.scatter(piece.records["block_index"][mine], places, first, last)
+        with _part(checks, np.searchsorted(chosen, mine)) as part:
+            region.scatter(piece.records["block_index"][mine], places, first, last, part)
+
+
+@contextmanager
+def _part(checks: Checks | None, mine: Indices) -> Iterator[Checks | None]:
+    """The checks of some blocks; what is found in them at the end is entered into the whole."""
+    if checks is None:
+        yield None
+        return
+    part = Checks(checks.checksums[mine], None if checks.expected is None else checks.expected[mine])
+    yield part
+    checks.checksums[mine] = part.checksums
+    checks.spent_ns += part.spent_ns
 
 
 def by_region(piece: Slice, regions: Regions, chosen: Indices) -> list[tuple[MappedRegion, Indices]]:

@@ -81,14 +81,24 @@ class LaneSpec:
 class MoverLink:
     """One mover process, kept alive. Event-loop owned."""
 
-    def __init__(self, *, device: str, module: str, environment: dict[str, str], refuse: Callable[[str], str], copies: str = "", numa: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        device: str,
+        module: str,
+        environment: dict[str, str],
+        refuse: Callable[[str], str],
+        copies: str = "",
+        numa: bool = True,
+        native_copies: bool = True,
+    ) -> None:
         """`device`: "host", or a GPU as the mover is to find it, and then `copies`: what its copies go by, and `numa`: whether the mover is to run near to its
         GPU. `refuse(uuid)`: why there may not be a mover of the GPU with this UUID; empty if there may."""
         self.device = device
         #: Whether the device has been given up: there is no process, and there will be none.
         self.given_up = False
         self._refuse = refuse
-        self._numa = numa
+        self._options = _options(numa=numa, native_copies=native_copies)
         self._retry: asyncio.TimerHandle | None = None
         self._retry_pause_s = RETRY_PAUSE_S
         #: What the mover said of its device; None before it has.
@@ -101,7 +111,7 @@ class MoverLink:
             on_message=self._on_message,
             on_lost=self._on_lost,
             environment=environment,
-            arguments=_arguments(device, copies, numa=numa),
+            arguments=_arguments(device, copies, self._options),
         )
         self._arena: ArenaMemory | None = None
         self._mappings: dict[int, Mapping] = {}
@@ -260,7 +270,7 @@ class MoverLink:
                 )
             case KernelsFailed():
                 log.warning("kernels failed; later movers go by the copy engines", device=self.device, error=message.why)
-                self.process.arguments = _arguments(self.device, "engines", numa=self._numa)
+                self.process.arguments = _arguments(self.device, "engines", self._options)
 
     @property
     def _note(self) -> str:
@@ -278,8 +288,8 @@ class MoverLink:
             self._retry_pause_s = min(2 * self._retry_pause_s, RETRY_PAUSE_MAX_S)
         else:
             self._retry_pause_s = RETRY_PAUSE_S
-            placement = {"placement": hello.placement} if hello.placement else {}
-            log.info("mover is up", device=self.device, uuid=hello.uuid, pid=hello.pid, paths=list(hello.paths), **placement)
+            more = {name: text for name, text in (("placement", hello.placement), ("copies_by", hello.copies_by)) if text}
+            log.info("mover is up", device=self.device, uuid=hello.uuid, pid=hello.pid, paths=list(hello.paths), **more)
 
     def _give_up(self, why: str) -> None:
         """Serve the device no more: its process ends, and with it what it holds of the GPU."""
@@ -318,8 +328,12 @@ class MoverLink:
             _resolve(future, Unavailable(f"the mover of device {self.device} died while it mapped the region; repeat"))
 
 
-def _arguments(device: str, copies: str, *, numa: bool) -> tuple[str, ...]:
-    return "--device", device, *(("--copies", copies) if copies else ()), *(() if numa else ("--no-numa",))
+def _options(*, numa: bool, native_copies: bool) -> tuple[str, ...]:
+    return *(() if numa else ("--no-numa",)), *(() if native_copies else ("--no-native",))
+
+
+def _arguments(device: str, copies: str, options: tuple[str, ...]) -> tuple[str, ...]:
+    return "--device", device, *(("--copies", copies) if copies else ()), *options
 
 
 def _told(move: ChosenMove) -> str:

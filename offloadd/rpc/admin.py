@@ -1,12 +1,14 @@
 """The operators' service."""
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
 
 from offloadd import __version__, clock
+from offloadd.mover.messages import Hello
 from offloadd.offload.devices import Device
 from offloadd.offload.processes import WorkerProcess
 from offloadd.offload.service import Offload
@@ -20,12 +22,24 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """Serves `offloadd.v1.AdminService`. `counters()` gives (name, value) pairs; `on_drained()` is told after a drain, to end the process."""
+    """Serves `offloadd.v1.AdminService`.
 
-    def __init__(self, offload: Offload, *, counters: Callable[[], list[tuple[str, int]]], on_drained: Callable[[], None]) -> None:
+    `counters()` gives (name, value) pairs. `on_drain()` is awaited before a drain; `on_drained()` is told after it, to end the process.
+    """
+
+    def __init__(
+        self,
+        offload: Offload,
+        *,
+        counters: Callable[[], list[tuple[str, int]]],
+        on_drain: Callable[[], Awaitable[None]],
+        on_drained: Callable[[], None],
+    ) -> None:
         self._offload = offload
         self._counters = counters
+        self._on_drain = on_drain
         self._on_drained = on_drained
+        self._draining: asyncio.Task[int] | None = None
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
         """See the protocol."""
@@ -34,7 +48,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             *(device.mover.process for device in core.devices.values() if not device.mover.given_up),
             *(volume.process for volume in core.volumes),
         ]
-        placements = {device.mover.process.name: device.mover.hello.placement for device in core.devices.values() if device.mover.hello is not None}
+        hellos = {device.mover.process.name: device.mover.hello for device in core.devices.values() if device.mover.hello is not None}
         return pb.StatusResponse(
             version=__version__,
             pid=os.getpid(),
@@ -43,10 +57,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             sessions=[self._session_status(session) for session in offload.sessions.sessions],
             arena=self._arena_status(),
             volumes=[volume_status(volume) for volume in core.volumes],
-            workers=[
-                pb.WorkerStatus(name=worker.name, pid=worker.pid, restart_count=worker.restart_count, placement=placements.get(worker.name, ""))
-                for worker in workers
-            ],
+            workers=[_worker_status(worker, hellos.get(worker.name)) for worker in workers],
             block_count=core.catalog.block_count,
             block_count_max=core.catalog.index.capacity,
             held_count=core.catalog.holds.held_count,
@@ -80,9 +91,16 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """See the protocol."""
-        spilled = await self._offload.drain()
-        self._on_drained()
-        return pb.DrainResponse(spilled_count=spilled)
+        # Begun is begun: a caller who does not wait for the end must not leave a daemon that refuses everything and never ends.
+        self._draining = self._draining or asyncio.get_running_loop().create_task(self._drain())
+        return pb.DrainResponse(spilled_count=await asyncio.shield(self._draining))
+
+    async def _drain(self) -> int:
+        try:
+            await self._on_drain()
+            return await self._offload.drain()
+        finally:
+            self._on_drained()
 
     async def DropNamespace(self, request: pb.DropNamespaceRequest, context: Context) -> pb.DropNamespaceResponse:
         """See the protocol."""
@@ -109,6 +127,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 await watcher.wake.wait()
         finally:
             self._offload.events.unwatch(watcher)
+
+
+def _worker_status(worker: WorkerProcess[Any], hello: Hello | None) -> pb.WorkerStatus:
+    status = pb.WorkerStatus(name=worker.name, pid=worker.pid, restart_count=worker.restart_count)
+    if hello is not None:
+        status.placement, status.copies_by = hello.placement, hello.copies_by
+    return status
 
 
 def gpu_status(device: Device) -> pb.GpuStatus:

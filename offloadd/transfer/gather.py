@@ -16,6 +16,7 @@ from offloadd.transfer.checksum import crc32c
 Bytes = npt.NDArray[np.uint8]
 Indices = npt.NDArray[Any]
 Views = Sequence[Bytes]
+Checksums = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,28 @@ class Payloads:
     buffer: Bytes
     offsets: Indices
     stride_bytes: int
+
+
+@dataclass(slots=True)
+class Checks:
+    """CRC32Cs of payloads that are taken while these are copied, one a block.
+
+    `checksums` is filled. With `expected`, a block that has another checksum is not scattered. `spent_ns`: the part of the time that went into checksums.
+    """
+
+    checksums: Checksums
+    expected: Checksums | None = None
+    spent_ns: int = 0
+
+    @classmethod
+    def of(cls, count: int) -> "Checks":
+        """To be filled for so many blocks."""
+        return cls(np.zeros(count, dtype=np.uint32))
+
+    @property
+    def count(self) -> int:
+        """How many blocks they are for."""
+        return len(self.checksums)
 
 
 def payload_bytes(views: Views) -> int:

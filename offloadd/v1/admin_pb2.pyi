@@ -67,16 +67,18 @@ class ArenaStatus(_message.Message):
     def __init__(self, arena_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., pages: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[ArenaNodeStatus, _Mapping]]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("name", "pid", "restart_count", "placement")
+    __slots__ = ("name", "pid", "restart_count", "placement", "copies_by")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     RESTART_COUNT_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    COPIES_BY_FIELD_NUMBER: _ClassVar[int]
     name: str
     pid: int
     restart_count: int
     placement: str
-    def __init__(self, name: _Optional[str] = ..., pid: _Optional[int] = ..., restart_count: _Optional[int] = ..., placement: _Optional[str] = ...) -> None: ...
+    copies_by: str
+    def __init__(self, name: _Optional[str] = ..., pid: _Optional[int] = ..., restart_count: _Optional[int] = ..., placement: _Optional[str] = ..., copies_by: _Optional[str] = ...) -> None: ...
 
 class GpuStatus(_message.Message):
     __slots__ = ("device", "uuid", "name", "pci_bus_id", "compute_mode", "uses_mps", "context_bytes", "note")

@@ -3,6 +3,7 @@
 import os
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,8 @@ from offloadd.doctor.settings import VolumeSettings
 from offloadd.doctor.subject import Machine
 from offloadd.doctor.system import System
 from offloadd.ipc.channel import MESSAGE_BYTES_MAX
+from offloadd.transfer import native
+from offloadd.transfer.native import Library, NativeUnavailableError
 from offloadd.units import GIB, MIB
 
 from .tree import Tree, settings
@@ -157,3 +160,14 @@ def test_a_daemon_in_another_pid_namespace_is_seen_by_its_socket(tmp_path: Path)
         listener.listen()
         (finding,) = check_lock(System(Path()), Machine(settings(runtime_dir=str(directory))))
     assert finding.cause == "a daemon runs here, in another PID namespace"
+
+
+def test_copies_by_numpy_are_told_with_the_reason(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> Library:
+        raise NativeUnavailableError("it was not built: install a C compiler and then offloadd again")
+
+    monkeypatch.setattr(native, "load", absent)
+    finding = tree.machine().one("copies")
+    assert finding.level is Level.WARN and "it was not built" in finding.cause and "install gcc" in finding.mend
+    monkeypatch.setattr(native, "load", lambda: SimpleNamespace(ways="AVX-512"))
+    assert tree.machine().one("copies").cause == "the C library, with AVX-512"

@@ -11,9 +11,10 @@ from .mover_harness import Engine, Mover, VolumeFile, plain
 ARENA_BYTES = 96 * MIB
 
 
-@pytest.fixture
-def mover():
-    mover = Mover()
+@pytest.fixture(params=["--no-native", None], ids=["numpy", "as_built"])
+def mover(request):
+    """By NumPy, and by the C library where it was built."""
+    mover = Mover(*filter(None, [request.param]))
     yield mover
     mover.close()
 

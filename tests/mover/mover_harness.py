@@ -158,11 +158,11 @@ class Lane:
 
 
 class Mover:
-    def __init__(self):
+    def __init__(self, *options):
         ours, theirs = socket_pair()
         ours.settimeout(ANSWER_TIMEOUT_S)
         environment = dict(os.environ, GLIBC_TUNABLES="glibc.cpu.x86_non_temporal_threshold=0x40000")
-        command = [sys.executable, "-m", "offloadd.mover.main", "--fd", str(theirs.fileno())]
+        command = [sys.executable, "-m", "offloadd.mover.main", "--fd", str(theirs.fileno()), *options]
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         theirs.close()
         self.control = Channel(ours, ControlAnswer)

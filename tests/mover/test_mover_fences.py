@@ -19,7 +19,7 @@ from offloadd.ipc.channel import socket_pair
 from offloadd.memory.mapping import map_memories, map_private
 from offloadd.memory.planes import plane_views
 from offloadd.model.enums import Reason
-from offloadd.mover import long_work, slot_io, volume_work
+from offloadd.mover import handover, long_work, slot_io
 from offloadd.mover.device import HostDevice, HostRegion
 from offloadd.mover.engine_memory import EngineMemory
 from offloadd.mover.lane import Lane
@@ -29,6 +29,7 @@ from offloadd.mover.tools import Memories, Tools
 from offloadd.mover.volume import adopt_volume
 from offloadd.mover.work import run
 from offloadd.tiers.format import slot_bytes_for
+from offloadd.transfer.native import NativeUnavailableError, load
 from offloadd.units import MIB, align_up
 
 from .mover_harness import ANSWER_TIMEOUT_S, NONCE, UUID, Engine, Mover, make_records, plain
@@ -145,12 +146,12 @@ def test_the_mover_dies_with_its_parent(tmp_path):
 class Workshop:
     """A mover's insides without the process, so that a test can step in between."""
 
-    def __init__(self, volume, payload_bytes=20000, block_count=16, arena=None):
+    def __init__(self, volume, payload_bytes=20000, block_count=16, arena=None, native=None):
         self.engine = Engine(*plain(block_count, payload_bytes))
         self.engine.fill()
         self.memories = Memories(HostDevice())
         mapping = map_memories(self.engine.fds, self.engine.memory_bytes)
-        self.memories.engine.add(1, HostRegion(mapping, plane_views(mapping.bytes, self.engine.layout, mapping.offsets)))
+        self.memories.engine.add(1, HostRegion(mapping, plane_views(mapping.bytes, self.engine.layout, mapping.offsets), native))
         self.staging = map_private(8 * MIB)
         self.volume = adopt_volume(*volume.fds, volume_uuid=UUID, slab_bytes=volume.slab_bytes, data_offset=volume.data_offset, thread_count=4)
         self.sent = []
@@ -170,12 +171,19 @@ class Workshop:
         self.engine.close()
 
 
-@pytest.fixture
-def workshop(volume):
-    workshop = Workshop(volume)
+@pytest.fixture(params=["numpy", "as_built"])
+def workshop(volume, request):
+    workshop = Workshop(volume, native=_library() if request.param == "as_built" else None)
     assert workshop.run(Operation.EVICT, make_records(range(4), 20000)) == [0] * 4
     yield workshop
     workshop.close()
+
+
+def _library():
+    try:
+        return load()
+    except NativeUnavailableError as error:
+        pytest.skip(f"the native library: {error}")
 
 
 def _while_reading(monkeypatch, happen):
@@ -262,26 +270,26 @@ def test_an_evict_is_copied_before_a_byte_is_written(workshop, monkeypatch):
 
 
 def test_a_block_gathered_wrongly_is_neither_copied_nor_stored(workshop, volume, monkeypatch):
-    real = volume_work.gather_blocks
+    real = handover.gather_blocks
 
-    def gather(piece, regions, target, *window):
-        real(piece, regions, target, *window)
+    def gather(piece, regions, target, **checks):
+        real(piece, regions, target, **checks)
         target.buffer[int(target.offsets[2]) + 777] ^= 1
 
-    monkeypatch.setattr(volume_work, "gather_blocks", gather)
+    monkeypatch.setattr(handover, "gather_blocks", gather)
     assert workshop.run(Operation.EVICT, make_records(range(4), 20000), verify_target=2) == [0, 0, Reason.TARGET_MISMATCH, 0]
     assert workshop.sent[0] == Copied(job=1, count=3)
     assert not any(volume.read(0, 2, SLOT_BYTES)[:4096]) and any(volume.read(0, 3, SLOT_BYTES)[:4096])
 
 
 def test_a_block_scattered_wrongly_is_told(workshop, monkeypatch):
-    real = volume_work.scatter_blocks
+    real = handover.scatter_blocks
 
-    def scatter(piece, regions, source, chosen, *window):
-        real(piece, regions, source, chosen, *window)
+    def scatter(piece, regions, source, chosen, **checks):
+        real(piece, regions, source, chosen, **checks)
         workshop.engine.maps[0][5 * 20000 + 19999] ^= 1
 
-    monkeypatch.setattr(volume_work, "scatter_blocks", scatter)
+    monkeypatch.setattr(handover, "scatter_blocks", scatter)
     records = make_records(range(4, 8), 20000)
     assert workshop.run(Operation.RESTORE, records, verify_target=1) == [0, Reason.TARGET_MISMATCH, 0, 0]
     assert workshop.run(Operation.RESTORE, records, verify_target=2) == [0] * 4, "position 1 is not in a sample of every second block"

@@ -9,6 +9,7 @@ from offloadd.doctor.owner import lock_owner
 from offloadd.doctor.subject import Machine
 from offloadd.doctor.system import System
 from offloadd.ipc.channel import MESSAGE_BYTES_MAX
+from offloadd.transfer import native
 from offloadd.units import KIB, MIB, format_bytes
 
 _HUGE_PAGE_BYTES = 2 * MIB
@@ -134,6 +135,19 @@ def cgroup_memory_bytes(system: System) -> int | None:
             if value is not None:
                 limits.append(value)
     return min(limits, default=None)
+
+
+def check_copies(system: System, machine: Machine) -> Iterator[Finding]:
+    """Whether host memory is copied by the C library, and by which instructions."""
+    try:
+        library = native.load()
+    except native.NativeUnavailableError as error:
+        yield warn(
+            f"NumPy copies host memory, up to three times as slowly as the C library: {error}",
+            "apt-get install gcc   # then: pip install --force-reinstall offloadd",
+        )
+        return
+    yield ok(f"the C library, with {library.ways}")
 
 
 def _process(system: System, machine: Machine) -> tuple[str, str]:
