@@ -54,20 +54,28 @@ class _Restores:
     def _work(self) -> None:
         try:
             while not self._enough.is_set():
-                self.one()
+                self._one()
                 self._first.set()
         except Exception as error:
             self._failure = error
             self._first.set()
 
-    def one(self) -> None:
-        """One restore of all blocks."""
+    def _one(self) -> None:
         start = time.perf_counter()
-        self.spans.append((start, self._lane.run(self._operation, self._records, self._slot_bytes)))
+        self.spans.append((start, self._seconds()))
         for stage, nanoseconds in self._lane.stage_ns.items():
             self.stage_ns[stage] = self.stage_ns.get(stage, 0) + nanoseconds
+
+    def _seconds(self) -> float:
+        """Of one restore of all blocks."""
+        seconds = self._lane.run(self._operation, self._records, self._slot_bytes)
         self.slice_count += self._lane.slice_count
         self.bounced_count += self._lane.bounced_count
+        return seconds
+
+    def alone(self, count: int) -> list[float]:
+        """Seconds of each of so many restores with nothing beside them; not among those of the thread."""
+        return [self._seconds() for _ in range(count)]
 
     def since(self, begin: float) -> list[float]:
         """Seconds of those that ended later."""
@@ -102,12 +110,13 @@ class _Node:
         """Steps alone and beside restores by one path. Raises LaneRefusedError where there is no such way."""
         path, steps, turns = str(command["path"]), int(command["steps"]), int(command["turns"])
         restores = self._restores(path)
-        idle = self._idle(restores)
+        idle: list[float] = []
         alone: list[float] = []
         beside: list[float] = []
         seconds: list[float] = []
         for _ in range(turns):
             alone += self._decode.run(steps)
+            idle += restores.alone(self._work.round_count)
             with restores:
                 begin = time.perf_counter()
                 beside += self._decode.run(steps)
@@ -135,15 +144,6 @@ class _Node:
         lane.run(back, self._records, slot_bytes)
         self._engine.require_original(f"{out.name} and {back.name} by {path}")
         return _Restores(lane, back, self._records, slot_bytes)
-
-    def _idle(self, restores: _Restores) -> list[float]:
-        """Seconds of restores with no step beside them."""
-        for _ in range(self._work.round_count):
-            restores.one()
-        idle = [seconds for _, seconds in restores.spans]
-        restores.spans.clear()
-        restores.stage_ns.clear()
-        return idle
 
     def _way(self, path: str, restores: _Restores) -> str:
         if path == "gds":
@@ -231,7 +231,7 @@ def _tell(figures: Figures, work: Blocks, path: str, title: str, ready: Answer, 
         way=found["way"],
         ceiling=idle_rate,
         ratio=rate / idle_rate,
-        detail={"ceiling": "the same restores with no step beside them", **Summary.of(found["restores"]).detail(1e3, "ms_")},
+        detail={"ceiling": "the same restores with no step beside them, in turn", **Summary.of(found["restores"]).detail(1e3, "ms_")},
     )
 
 

@@ -40,15 +40,14 @@ from offloadd.mover.messages import (
 )
 from offloadd.tiers.format import Geometry, slot_bytes_for
 from offloadd.tiers.volume_io import VolumeFile
-from offloadd.units import MIB
 
 #: What slices of a `gds` lane tell that did not go past the host.
 BOUNCED = (Way.CUFILE_POSIX, Way.KVIKIO_POSIX, Way.UNPROVEN)
 #: As the front spawns its movers.
 MOVER_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x40000", "OMP_NUM_THREADS": "1"}
-#: The front's defaults: bytes of one job, and jobs in flight.
-JOB_BYTES = 32 * MIB
+#: The front's defaults: jobs in flight, and bytes of one.
 JOBS_IN_FLIGHT = 2
+JOB_BYTES: int = MoverConfig.model_fields["restore_bytes_in_flight"].default // JOBS_IN_FLIGHT
 #: A volume's lane as the daemon makes it by default.
 THREADS: int = VolumeConfig.model_fields["io_threads"].default
 #: The arena's lane as the daemon makes it on this machine.
@@ -248,8 +247,9 @@ class MoverProcess:
 
 
 def parts_of(records: Records, slot_bytes: int) -> list[Records]:
-    """The records of each job, as the front cuts a move."""
-    per_job = max(1, min(JOB_BLOCKS_MAX, JOB_BYTES // slot_bytes))
+    """The records of each job, as the front cuts a move: evenly, since the lane cuts each job over its threads again."""
+    job_count = -(-len(records) // max(1, min(JOB_BLOCKS_MAX, JOB_BYTES // slot_bytes)))
+    per_job = max(1, -(-len(records) // max(1, job_count)))
     return [records[first : first + per_job] for first in range(0, len(records), per_job)]
 
 

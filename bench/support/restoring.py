@@ -3,7 +3,6 @@
 import os
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from bench.support.copier import Copier
 from bench.support.cpu import cpu_seconds
-from bench.support.mover import ARENA_THREADS, MoverProcess, layout_of, make_records
+from bench.support.mover import ARENA_THREADS, LaneEnd, MoverProcess, Records, layout_of, make_records
 from bench.support.workload import Blocks
 from offloadd.memory.mapping import MADV_HUGEPAGE, MADV_POPULATE_WRITE, Bytes, Mapping, map_memories
 from offloadd.memory.memfd import create_sealed
@@ -39,6 +38,14 @@ class Series:
     cpu_s: float = 0.0
     stage_ns: dict[str, int] = field(default_factory=dict)
 
+    def take(self, mover: MoverProcess, lane: LaneEnd, operation: Operation, records: Records, slot_bytes: int, *, verify: bool = True) -> None:
+        """Move all blocks once more. RuntimeError if one failed."""
+        before = cpu_seconds([mover.pid])
+        self.seconds.append(lane.run(operation, records, slot_bytes, verify=verify))
+        self.cpu_s += cpu_seconds([mover.pid]) - before
+        for stage, nanoseconds in lane.stage_ns.items():
+            self.stage_ns[stage] = self.stage_ns.get(stage, 0) + nanoseconds
+
     def rate(self, size_bytes: int) -> float:
         """Bytes a second by the median."""
         return size_bytes / float(np.median(self.seconds))
@@ -46,13 +53,6 @@ class Series:
     def cpu_per_gb(self, size_bytes: int) -> float:
         """CPU seconds per 10^9 bytes."""
         return self.cpu_s / len(self.seconds) / (size_bytes / 1e9)
-
-
-def _touch(series: Series, mover: MoverProcess, seconds: float, cpu_before: float, stages: dict[str, int]) -> None:
-    series.cpu_s += cpu_seconds([mover.pid]) - cpu_before
-    series.seconds.append(seconds)
-    for name, nanoseconds in stages.items():
-        series.stage_ns[name] = series.stage_ns.get(name, 0) + nanoseconds
 
 
 def volume_restores(path: Path, work: Blocks) -> dict[str, Series]:
@@ -81,9 +81,7 @@ def volume_restores(path: Path, work: Blocks) -> dict[str, Series]:
                         ways = (("raw", Operation.READ_ONLY, True), ("restore", Operation.RESTORE, True), ("unverified", Operation.RESTORE, False))
                         for _ in range(work.round_count):
                             for name, operation, verify in ways:
-                                before = cpu_seconds([mover.pid])
-                                seconds = lane.run(operation, records, slot_bytes, verify=verify)
-                                _touch(found[name], mover, seconds, before, lane.stage_ns)
+                                found[name].take(mover, lane, operation, records, slot_bytes, verify=verify)
                             copier.run(found["restore"].rate(work.payload_bytes))
                             found["raw_beside_copies"].seconds.append(lane.run(Operation.READ_ONLY, records, slot_bytes))
                             copier.rest()
@@ -126,9 +124,7 @@ def arena_restores(work: Blocks) -> dict[str, Series]:
                         found["memcpy"].seconds.append(copy(memory.bytes, arena.bytes[: memory.bytes.size]))
                         found["memcpy"].cpu_s += cpu_seconds([os.getpid()]) - before
                         for name, one, verify in (("unverified", mover, False), ("restore", mover, True), ("numpy", by_numpy, True)):
-                            before = cpu_seconds([one.pid])
-                            seconds = lanes[one].run(Operation.ARENA_RESTORE, records, slot_bytes, verify=verify)
-                            _touch(found[name], one, seconds, before, lanes[one].stage_ns)
+                            found[name].take(one, lanes[one], Operation.ARENA_RESTORE, records, slot_bytes, verify=verify)
     finally:
         os.close(fd)
         os.close(arena_fd)
@@ -180,8 +176,3 @@ def shared_memory_dir(need_bytes: int) -> Path | None:
     except OSError:
         return None
     return path if status.f_bavail * status.f_frsize > need_bytes + GIB else None
-
-
-def median_of(values: Iterable[float]) -> float:
-    """The median as a float."""
-    return float(np.median(list(values)))

@@ -112,13 +112,60 @@ def test_the_ceiling_of_gds_tells_when_it_bounced_itself(child: Child, control: 
     slices, bounced = child.run(read)
     assert slices and bounced == 0
     # Bare KvikIO reads as much in as many I/Os.
-    child.run("from bench.gpu.bare_kvikio import slices_of")
-    offsets = child.run("result = sorted(slices_of(records, slot_bytes, geometry))")
+    child.run("from bench.gpu.moves import read_slices")
+    offsets = child.run("result = sorted(read_slices(geometry, work))")
     assert len(offsets) == slices and sum(size_bytes for _, size_bytes in offsets) == 12 * child.run("result = slot_bytes")
     assert all(offset + size_bytes == following for (offset, size_bytes), (following, _) in itertools.pairwise(offsets))
     control.cufile_mode = CufileMode.COMPAT
     assert child.run(read) == [slices, slices]
     child.run("held.close()")
+
+
+def test_kvikio_alone_that_bounces_is_no_ceiling_of_gds(child: Child, control: Control, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1 << 20))
+    child.run(f"""
+        import asyncio
+        from bench.grid.engine import GridEngine
+        from bench.grid.engine import Refused
+
+        engine = GridEngine(None)
+        asyncio.run(engine.open_gpu(gpu="cuda:0"))
+        def ceiling():
+            ios = [(0, 0, 1 << 19), (0, 1 << 19, 1 << 19)]
+            try:
+                return asyncio.run(engine.bare_kvikio(paths=[{str(path)!r}], ios=ios, threads=2, writes=False))["seconds"] > 0
+            except Refused as error:
+                return str(error)
+    """)
+    assert child.run("result = ceiling()") is True
+    control.cufile_mode = CufileMode.COMPAT
+    assert child.run("result = ceiling()") == "I/Os of KvikIO alone did not all go past the host: 2 by cufile_posix"
+
+
+def test_a_figure_of_gds_beside_a_ceiling_that_bounced_is_left_out(child: Child, tmp_path: Path) -> None:
+    figures, skipped = child.run(f"""
+        import argparse
+        from pathlib import Path
+        from bench.gpu import moves
+        from bench.gpu.device import Gpu
+        from bench.gpu.figures import Figures
+        from bench.support.report import Report
+        from bench.support.workload import Blocks
+        from offloadd.model.enums import Way
+
+        class Bounced(moves.BareReads):
+            def run(self):
+                return super().run()[0], {{Way.GDS_NVFS: 11, Way.CUFILE_POSIX: 1}}
+
+        moves.BareReads = Bounced
+        folder = Path({str(tmp_path)!r})
+        report = Report("x", "?", argparse.Namespace(dir=folder, tiny=True, results=folder))
+        with Gpu("cuda:0") as gpu:
+            moves.gds(Figures(report, standin=True), gpu, Blocks("x", 128 * 1024, 12, 1, 1, 1), folder)
+        result = [[figure.name for figure in report.figures], report.facts["skipped: x: restore by gds"]]
+    """)
+    assert figures == [] and skipped == "I/Os of KvikIO alone did not all go past the host: 11 by gds_nvfs, 1 by cufile_posix"
 
 
 def test_an_arena_that_is_not_page_locked_is_told(child: Child, control: Control) -> None:
