@@ -111,11 +111,7 @@ def arena_way(said: str) -> str:
 
 def ddr(figures: Figures, gpu: Gpu, work: Blocks) -> None:
     """Restores from the page-locked arena against one copy of as many bytes from the same pages."""
-    try:
-        runs, way = _arena_runs(gpu, work)
-    except LaneRefusedError as error:
-        figures.skip(f"{work.name}: restore by ddr", f"the mover refused its lane: {error}")
-        return
+    runs, way = _arena_runs(gpu, work)
     _tell(figures, work, "ddr", runs, way, "one copy of as many bytes from the page-locked arena")
 
 

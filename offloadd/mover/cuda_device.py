@@ -236,12 +236,11 @@ class CudaDevice:
             close_all(memories)
             raise
 
-    def benches(self, path: str, volume: Volume | None, count: int, size_bytes: int) -> Sequence[Bench]:
+    def benches(self, path: str, volume: Volume, count: int, size_bytes: int) -> Sequence[Bench]:
         """See `MoverDevice`."""
         if path == "gds":
             from offloadd.mover.gds_bench import open_gds_benches
 
-            assert volume is not None
             return open_gds_benches(self, volume, count, size_bytes)
         return self._pinned(count, size_bytes)
 
