@@ -24,7 +24,7 @@ from bench.support.report import Target
 from bench.support.restoring import make_volume
 from bench.support.stats import Summary
 from bench.support.workload import Blocks
-from offloadd.mover.messages import Operation
+from offloadd.mover.messages import ArenaLocked, Operation
 from offloadd.tiers.format import Geometry, slot_bytes_for
 from offloadd.tiers.volume_io import VolumeFile
 from offloadd.units import SECTOR_BYTES, align_up
@@ -92,8 +92,10 @@ class _Restores:
 class _Node:
     """The child's side: one GPU with engine memory, a mover with a lane for each path, and the load."""
 
-    def __init__(self, work: Blocks, engine: EngineMemory, mover: MoverProcess, decode: LoadProcess, file: VolumeFile, geometry: Geometry) -> None:
-        self._work, self._engine, self._mover, self._decode = work, engine, mover, decode
+    def __init__(
+        self, work: Blocks, engine: EngineMemory, mover: MoverProcess, locked: ArenaLocked, decode: LoadProcess, file: VolumeFile, geometry: Geometry
+    ) -> None:
+        self._work, self._engine, self._mover, self._locked, self._decode = work, engine, mover, locked, decode
         self._file, self._geometry = file, geometry
         self._records = make_records(work.block_bytes, work.block_count)
         self._lanes = iter(range(1, len(PATHS) + 1))
@@ -150,7 +152,7 @@ class _Node:
             return f"gds: 0 of {restores.slice_count} slices bounced, by cuFile's and KvikIO's counts"
         if path == "bounce":
             return "bounce: O_DIRECT into page-locked staging slots, copy engines"
-        return arena_way(self._mover.said)
+        return arena_way([self._locked])
 
 
 def _begin(setup: Answer, held: contextlib.ExitStack) -> tuple[Answer, Handler]:
@@ -164,8 +166,7 @@ def _begin(setup: Answer, held: contextlib.ExitStack) -> tuple[Answer, Handler]:
     decode = held.enter_context(LoadProcess(gpu.device.uuid, tiny=setup["tiny"]))
     file = held.enter_context(opened(path))
     mover = held.enter_context(gpu_mover(gpu, engine))
-    mover.map_arena(arena_fd, arena.bytes.nbytes)
-    node = _Node(work, engine, mover, decode, file, geometry)
+    node = _Node(work, engine, mover, mover.map_locked_arena(arena_fd, arena.bytes.nbytes), decode, file, geometry)
     told = {"mps": uses_mps(gpu.device), "load": decode.kind, "weight_bytes": decode.weight_bytes, "kv_bytes": decode.kv_bytes}
     return told, node.measure
 

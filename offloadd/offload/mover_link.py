@@ -12,6 +12,7 @@ from offloadd.ipc.channel import FDS_MAX, socket_pair
 from offloadd.model.region import Layout
 from offloadd.mover.messages import (
     AddLane,
+    ArenaLocked,
     ChosenMove,
     ControlAnswer,
     CopiesChosen,
@@ -45,6 +46,9 @@ ARENA_REGION = 0
 #: being replaced) passes within seconds or not for hours, and a try is a process that starts and asks the driver: a minute costs little and is soon enough.
 RETRY_PAUSE_S = 1.0
 RETRY_PAUSE_MAX_S = 60.0
+
+#: What is logged when a GPU's mover page-locks no more of the arena.
+ARENA_LOCKED = "the arena was page-locked"
 
 log = structlog.get_logger()
 
@@ -254,6 +258,12 @@ class MoverLink:
                 self._lane_settled(message.lane, message.why)
             case Fenced():
                 _resolve(self._fencing.pop(message.move, None))
+            case ArenaLocked():
+                told = {"device": self.device, "locked_bytes": message.locked_bytes, "arena_bytes": message.arena_bytes}
+                if message.why:
+                    log.warning(ARENA_LOCKED, **told, error=f"copies to and from the others are slower: {message.why}")
+                else:
+                    log.info(ARENA_LOCKED, **told)
             case CopiesChosen():
                 log.info(
                     "copies were chosen", device=self.device, shape=message.shape or "all", moves=[_told(move) for move in message.moves], note=message.note
