@@ -238,9 +238,11 @@ class CopiesChosen(msgspec.Struct, frozen=True, tag=True):
 
 
 class KernelsFailed(msgspec.Struct, frozen=True, tag=True):
-    """The last message of a mover whose context was lost while kernels copied: movers that are started later shall go by the copy engines alone."""
+    """The last message of a mover whose context was lost while kernels copied. `chosen`: they were chosen by then, so movers that are started later shall go by
+    the copy engines alone. Otherwise they were only being measured, perhaps beside whatever was to blame: the next mover may measure again."""
 
     why: str
+    chosen: bool
 
 
 #: Front → mover, on the control socket.

@@ -47,6 +47,10 @@ ARENA_REGION = 0
 RETRY_PAUSE_S = 1.0
 RETRY_PAUSE_MAX_S = 60.0
 
+#: Movers in a row whose context was lost while they measured kernels. Whatever else loses a context (an error of the GPU, a peer under MPS) hardly does it
+#: twice in those milliseconds, and engines need a mover that stays.
+MEASURED_LOSSES_MAX = 2
+
 #: What is logged when a GPU's mover page-locks no more of the arena.
 ARENA_LOCKED = "the arena was page-locked"
 
@@ -107,6 +111,8 @@ class MoverLink:
             environment=environment,
             arguments=_arguments(device, copies, numa=numa),
         )
+        #: Movers so far, one after the other, whose context was lost while they measured what copies go by.
+        self._measured_losses = 0
         self._arena: ArenaMemory | None = None
         self._mappings: dict[int, Mapping] = {}
         self._lanes: dict[int, LaneSpec] = {}
@@ -268,9 +274,18 @@ class MoverLink:
                 log.info(
                     "copies were chosen", device=self.device, shape=message.shape or "all", moves=[_told(move) for move in message.moves], note=message.note
                 )
+                if message.moves:
+                    self._measured_losses = 0
             case KernelsFailed():
-                log.warning("kernels failed; later movers go by the copy engines", device=self.device, error=message.why)
-                self.process.arguments = _arguments(self.device, "engines", numa=self._numa)
+                self._kernels_failed(message)
+
+    def _kernels_failed(self, message: KernelsFailed) -> None:
+        self._measured_losses += 1
+        if not message.chosen and self._measured_losses < MEASURED_LOSSES_MAX:
+            log.warning("the context was lost while copies were measured; the next mover measures them again", device=self.device, error=message.why)
+            return
+        log.warning("kernels failed; later movers go by the copy engines", device=self.device, error=message.why)
+        self.process.arguments = _arguments(self.device, "engines", numa=self._numa)
 
     @property
     def _note(self) -> str:
