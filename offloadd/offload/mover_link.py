@@ -47,6 +47,10 @@ ARENA_REGION = 0
 RETRY_PAUSE_S = 1.0
 RETRY_PAUSE_MAX_S = 60.0
 
+#: From the start of a GPU's mover to its first word, after which its driver is taken to hang. Without its persistence daemon a driver initializes the GPUs of
+#: the node first, which takes seconds, not minutes; a longer limit would only let a hung one wait.
+HELLO_TIMEOUT_S = 60.0
+
 #: Movers in a row whose context was lost while they measured kernels. Whatever else loses a context (an error of the GPU, a peer under MPS) hardly does it
 #: twice in those milliseconds, and engines need a mover that stays.
 MEASURED_LOSSES_MAX = 2
@@ -98,6 +102,8 @@ class MoverLink:
         self._refuse = refuse
         self._numa = numa
         self._retry: asyncio.TimerHandle | None = None
+        #: Until the process says hello, if it is a GPU's.
+        self._silence: asyncio.TimerHandle | None = None
         self._retry_pause_s = RETRY_PAUSE_S
         #: What the mover said of its device; None before it has.
         self.hello: Hello | None = None
@@ -238,6 +244,8 @@ class MoverLink:
     # -- the process -----------------------------------------------------------------------------------------------------------------
 
     def _tell(self) -> None:
+        if self.device != "host":
+            self._silence = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._unheard)
         if (arena := self._arena) is not None:
             message = MapArena(arena_bytes=arena.arena_bytes, huge_pages=arena.huge_pages, slab_bytes=arena.slab_bytes, parts=arena.parts)
             self.process.send(message, (arena.fd,))
@@ -291,20 +299,37 @@ class MoverLink:
     def _note(self) -> str:
         return self.hello.note if self.hello is not None else ""
 
-    def _greeted(self, hello: Hello) -> None:
+    def _unheard(self) -> None:
+        note = f"its driver has not answered within {HELLO_TIMEOUT_S:g} s: it hangs, or is very slow to initialize (nvidia-persistenced keeps it ready)"
+        # It may still answer in the pause, and is taken then.
+        self._unusable(Hello(pid=self.process.pid, paths=(), note=note), self.process.replace)
+
+    def _unusable(self, hello: Hello, renew: Callable[[], None]) -> None:
         before, self.hello = self._note, hello
-        if not hello.note and (why := self._refuse(hello.uuid)):
+        if hello.note != before:
+            log.warning("the device can't be used; trying again with growing pauses", device=self.device, error=hello.note)
+        # A process of its own for each try: a driver that has failed to start in one does not start in it later.
+        self._retry = asyncio.get_running_loop().call_later(self._retry_pause_s, renew)
+        self._retry_pause_s = min(2 * self._retry_pause_s, RETRY_PAUSE_MAX_S)
+
+    def _greeted(self, hello: Hello) -> None:
+        self._end_timers()
+        if hello.note:
+            self._unusable(hello, lambda: self.process.renew(Shutdown()))
+            return
+        self.hello = hello
+        if why := self._refuse(hello.uuid):
             self._give_up(why)
-        elif hello.note:
-            if hello.note != before:
-                log.warning("the device can't be used; trying again with growing pauses", device=self.device, error=hello.note)
-            # A process of its own for each try: a driver that has failed to start in one does not start in it later.
-            self._retry = asyncio.get_running_loop().call_later(self._retry_pause_s, self.process.renew, Shutdown())
-            self._retry_pause_s = min(2 * self._retry_pause_s, RETRY_PAUSE_MAX_S)
         else:
             self._retry_pause_s = RETRY_PAUSE_S
             placement = {"placement": hello.placement} if hello.placement else {}
             log.info("mover is up", device=self.device, uuid=hello.uuid, pid=hello.pid, paths=list(hello.paths), **placement)
+
+    def _end_timers(self) -> None:
+        for timer in (self._retry, self._silence):
+            if timer is not None:
+                timer.cancel()
+        self._retry = self._silence = None
 
     def _give_up(self, why: str) -> None:
         """Serve the device no more: its process ends, and with it what it holds of the GPU."""
@@ -330,9 +355,7 @@ class MoverLink:
         self._lanes[lane].on_settled(why)
 
     def _on_lost(self) -> None:
-        if self._retry is not None:
-            self._retry.cancel()
-            self._retry = None
+        self._end_timers()
         # A dead process maps and copies nothing: fences and unmaps hold; a region that was being mapped is not.
         self._settled.clear()
         for future in (*list(self._unmapping.values()), *self._fencing.values()):
