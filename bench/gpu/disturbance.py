@@ -17,13 +17,17 @@ from bench.gpu import mps
 from bench.gpu.device import EngineMemory, Gpu, uses_mps
 from bench.gpu.figures import Figures
 from bench.gpu.moves import arena_memory, arena_way, gpu_mover, opened
+from bench.support.cpu import cpu_seconds
 from bench.support.gpu_load import LoadProcess
 from bench.support.mover import LaneEnd, MoverProcess, Records, layout_of, make_records
 from bench.support.process import Answer, Commanded, CommandedError, Handler, obey
 from bench.support.report import Target
 from bench.support.restoring import make_volume
+from bench.support.rows import Case, Row, quantiles_of
+from bench.support.rows import Operation as Direction
 from bench.support.stats import Summary
 from bench.support.workload import Blocks
+from offloadd.model.enums import Way
 from offloadd.mover.messages import ArenaLocked, Operation
 from offloadd.tiers.format import Geometry, slot_bytes_for
 from offloadd.tiers.volume_io import VolumeFile
@@ -34,6 +38,8 @@ P99_RATIO_MAX = 1.05
 PATHS = ("ddr", "bounce", "gds")
 #: Steps of one turn: some 2 s. Turns alone and beside restores change so often.
 STEPS, TURNS = 400, 4
+#: What gpu_cross_layer's blocks are: 640 KiB hold 16 tokens of one rank.
+MODEL, TENSOR_PARALLEL, KV_DTYPE, BLOCK_TOKENS = "llama-3-70b", 8, "bf16", 16
 #: A restore of 320 MiB takes 10 to 100 ms.
 FIRST_RESTORE_TIMEOUT_S = 120.0
 
@@ -50,6 +56,7 @@ class _Restores:
         self.spans: list[tuple[float, float]] = []
         self.stage_ns: dict[str, int] = {}
         self.slice_count = self.bounced_count = 0
+        self.way_bytes: dict[Way, int] = {}
 
     def _work(self) -> None:
         try:
@@ -68,6 +75,8 @@ class _Restores:
             self.stage_ns[stage] = self.stage_ns.get(stage, 0) + nanoseconds
         self.slice_count += self._lane.slice_count
         self.bounced_count += self._lane.bounced_count
+        for way, size_bytes in self._lane.way_bytes.items():
+            self.way_bytes[way] = self.way_bytes.get(way, 0) + size_bytes
 
     def since(self, begin: float) -> list[float]:
         """Seconds of those that ended later."""
@@ -104,15 +113,18 @@ class _Node:
         """Steps alone and beside restores by one path. Raises LaneRefusedError where there is no such way."""
         path, steps, turns = str(command["path"]), int(command["steps"]), int(command["turns"])
         restores = self._restores(path)
-        idle = self._idle(restores)
+        idle, idle_cpu_s = self._idle(restores)
         alone: list[float] = []
         beside: list[float] = []
         seconds: list[float] = []
+        cpu_s = 0.0
         for _ in range(turns):
             alone += self._decode.run(steps)
+            before = cpu_seconds([self._mover.pid])
             with restores:
                 begin = time.perf_counter()
                 beside += self._decode.run(steps)
+            cpu_s += cpu_seconds([self._mover.pid]) - before
             # Not those with no step beside them yet.
             seconds += restores.since(begin)
         if restores.bounced_count:
@@ -122,6 +134,9 @@ class _Node:
             "beside": beside,
             "idle": idle,
             "restores": seconds,
+            "cpu_s_per_restore": cpu_s / len(restores.spans),
+            "idle_cpu_s_per_restore": idle_cpu_s / len(idle),
+            "proven": self._proven(path, restores),
             "stages_ms": {name.replace("_ns", "_ms"): value / 1e6 / len(restores.spans) for name, value in restores.stage_ns.items()},
             "way": self._way(path, restores),
         }
@@ -138,14 +153,22 @@ class _Node:
         self._engine.require_original(f"{out.name} and {back.name} by {path}")
         return _Restores(lane, back, self._records, slot_bytes)
 
-    def _idle(self, restores: _Restores) -> list[float]:
-        """Seconds of restores with no step beside them."""
+    def _idle(self, restores: _Restores) -> tuple[list[float], float]:
+        """Seconds of restores with no step beside them, and the mover's CPU seconds of all of them."""
+        before = cpu_seconds([self._mover.pid])
         for _ in range(self._work.round_count):
             restores.one()
+        cpu_s = cpu_seconds([self._mover.pid]) - before
         idle = [seconds for _, seconds in restores.spans]
         restores.spans.clear()
         restores.stage_ns.clear()
-        return idle
+        return idle, cpu_s
+
+    @staticmethod
+    def _proven(path: str, restores: _Restores) -> dict[str, float]:
+        """Shares of the payload by the way that it went."""
+        total = sum(restores.way_bytes.values())
+        return {path if way is Way.PLAIN else way.label: size_bytes / total for way, size_bytes in restores.way_bytes.items()}
 
     def _way(self, path: str, restores: _Restores) -> str:
         if path == "gds":
@@ -197,8 +220,10 @@ def _under(figures: Figures, device: str, work: Blocks, directory: Path, title: 
                     found = node.ask(path=path, steps=steps, turns=turns)
                 except CommandedError as error:
                     figures.skip(f"decode step p99 beside restores by {path}, {title}", str(error))
+                    figures.add_row(Row(_case(work, path, title), skipped=str(error)))
                     continue
                 _tell(figures, work, path, title, node.ready, found)
+                _tell_rows(figures, work, path, title, found)
     except CommandedError as error:
         figures.skip(what, str(error))
 
@@ -233,6 +258,44 @@ def _tell(figures: Figures, work: Blocks, path: str, title: str, ready: Answer, 
         ceiling=idle_rate,
         ratio=rate / idle_rate,
         detail={"ceiling": "the same restores with no step beside them", **Summary.of(found["restores"]).detail(1e3, "ms_")},
+    )
+
+
+def _case(work: Blocks, path: str, title: str, *, background: str = "decode steps") -> Case:
+    """Of a preempted sequence's restore, as the workload file describes it. Without and with MPS are two machines to a mover, so each has rows alone, too."""
+    return Case(
+        model=f"{MODEL}, mover alone, {title}",
+        tensor_parallel=TENSOR_PARALLEL,
+        kv_dtype=KV_DTYPE,
+        block_tokens=BLOCK_TOKENS,
+        block_bytes=work.block_bytes,
+        tokens=BLOCK_TOKENS * work.block_count,
+        block_count=work.block_count,
+        operation=Direction.RESTORE,
+        path=path,
+        gpu_count=1,
+        background=background,
+    )
+
+
+def _tell_rows(figures: Figures, work: Blocks, path: str, title: str, found: Answer) -> None:
+    """The restores alone and beside decode steps, as rows of a grid."""
+    alone = _row(work, _case(work, path, title, background=""), found["idle"], found["idle_cpu_s_per_restore"], found["proven"])
+    figures.add_row(msgspec.structs.replace(alone, ceiling="none: that of the path is measured with it alone"))
+    beside = _row(work, _case(work, path, title), found["restores"], found["cpu_s_per_restore"], found["proven"])
+    ceiling = {"ceiling": "the same restores with no step beside them", "ceiling_gb_per_s": alone.gb_per_s, "ratio": beside.gb_per_s / alone.gb_per_s}
+    figures.add_row(msgspec.structs.replace(beside, **ceiling))
+
+
+def _row(work: Blocks, case: Case, seconds: list[float], cpu_s: float, proven: dict[str, float]) -> Row:
+    return Row(
+        case,
+        proven=proven,
+        request_count=len(seconds),
+        seconds=quantiles_of(seconds),
+        gb_per_s=work.payload_bytes * len(seconds) / sum(seconds) / 1e9,
+        cpu_s_per_gb=cpu_s / work.payload_bytes * 1e9,
+        memory_note="not counted here",
     )
 
 

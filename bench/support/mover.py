@@ -75,6 +75,8 @@ class LaneEnd:
         #: Slices of the last run, and those of them whose bytes did not go past the host though the lane does.
         self.slice_count = 0
         self.bounced_count = 0
+        #: Payload bytes of the last run by the way that they went.
+        self.way_bytes: dict[Way, int] = {}
         #: Seconds until the last source of the last run had been copied; 0 if it was no evict.
         self.copied_s = 0.0
 
@@ -85,6 +87,7 @@ class LaneEnd:
         self.stage_ns = dict.fromkeys(("queue_ns", "copy_ns", "checksum_ns", "io_ns"), 0)
         failed = self.slice_count = self.bounced_count = 0
         self.copied_s = 0.0
+        self.way_bytes = {}
         start = time.perf_counter()
         while waiting or left:
             while waiting and len(left) < JOBS_IN_FLIGHT:
@@ -111,6 +114,7 @@ class LaneEnd:
             if isinstance(done, SliceDone):
                 self.slice_count += 1
                 self.bounced_count += done.way in BOUNCED
+                self.way_bytes[Way(done.way)] = self.way_bytes.get(Way(done.way), 0) + done.payload_bytes
                 results = np.frombuffer(done.results, dtype=RESULT_DTYPE)
                 if operation == Operation.ARENA_EVICT:
                     records["checksum"][results["position"]] = results["checksum"]
