@@ -27,6 +27,7 @@ from offloadd.client import AckLevel, Client, EvictResult, Region, RestoreResult
 from offloadd.client import Blocks as Chosen
 from offloadd.client import Path as Way
 from offloadd.errors import PathUnavailable
+from offloadd.offload.mover_link import ARENA_LOCKED
 from offloadd.units import MIB, align_up
 
 #: A COPIED evict takes at most this many times as long as one page-locked copy of as many bytes.
@@ -85,6 +86,9 @@ def requests(gpu: Gpu, engine: EngineMemory, *, volume: Path | None, arena_bytes
         service.ready_s()
         if volume is not None:
             service.event("volume is recovered")
+        if arena_bytes:
+            # Copies to and from what is not yet page-locked take a way around.
+            service.event(ARENA_LOCKED)
         with Client.connect(service.runtime_dir, instance="bench", process="bench", timeout_s=60) as client:
             settled_paths(client, [gpu.device.uuid])
             with engine.export() as memory:

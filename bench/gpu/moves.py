@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,15 +22,13 @@ from bench.support.workload import Blocks
 from offloadd.cuda.memory import HostRegistration
 from offloadd.memory.mapping import Mapping
 from offloadd.memory.memfd import create_sealed
-from offloadd.mover.messages import Operation
+from offloadd.mover.messages import ArenaLocked, Operation
 from offloadd.tiers.format import Geometry, slot_bytes_for
 from offloadd.tiers.volume_io import VolumeFile, open_volume
 from offloadd.units import MIB, SECTOR_BYTES, align_up
 
 #: Of what bounds the path.
 RATIO_MIN = {"ddr": 0.85, "bounce": 0.90, "gds": 0.90}
-#: What the mover writes when the system does not page-lock the arena.
-NOT_PAGE_LOCKED = "copies to the others are slower"
 
 STAGES = ("copy_ns", "checksum_ns", "io_ns", "queue_ns")
 
@@ -107,26 +105,24 @@ def read_slices(geometry: Geometry, work: Blocks) -> list[tuple[int, int]]:
     return list(slices_of([geometry.slot_offset(0, slot, slot_bytes) for slot in range(work.block_count)], slot_bytes))
 
 
-def arena_way(said: str) -> str:
-    """The way of restores from the arena by movers that have written this to their standard error."""
-    locked = "NOT page-locked, says the mover" if NOT_PAGE_LOCKED in said else "page-locked: the mover tells where it is not"
-    return f"ddr: copy engines and the arena, {locked}"
+def arena_way(told: Iterable[ArenaLocked]) -> str:
+    """The way of restores from the arena by movers that have told this of it before."""
+    refused = next((locked for locked in told if locked.why), None)
+    if refused is None:
+        return "ddr: copy engines and the arena, all of it page-locked, says the mover"
+    return f"ddr: copy engines and the arena, NOT page-locked, says the mover: {refused.locked_bytes} of {refused.arena_bytes} bytes are: {refused.why}"
 
 
 def ddr(figures: Figures, gpu: Gpu, work: Blocks) -> None:
     """Restores from the page-locked arena against one copy of as many bytes from the same pages."""
-    try:
-        runs, way = _arena_runs(gpu, work)
-    except LaneRefusedError as error:
-        figures.skip(f"{work.name}: restore by ddr", f"the mover refused its lane: {error}")
-        return
+    runs, way = _arena_runs(gpu, work)
     _tell(figures, work, "ddr", runs, way, "one copy of as many bytes from the page-locked arena")
 
 
 def _arena_runs(gpu: Gpu, work: Blocks) -> tuple[Runs, str]:
     """`ceiling`, `unverified`, `restore` and `evict` in turn, and their way."""
     runs = Runs(make_records(work.block_bytes, work.block_count), align_up(work.block_bytes, SECTOR_BYTES))
-    complaints = ""
+    told: list[ArenaLocked] = []
     with arena_memory(work) as (arena_fd, arena), EngineMemory(gpu, layout_of(work.block_bytes, work.block_count, work.plane_count)) as engine:
         ours = HostRegistration.register(gpu.device, arena.bytes.ctypes.data, arena.bytes.nbytes)
         try:
@@ -137,7 +133,7 @@ def _arena_runs(gpu: Gpu, work: Blocks) -> tuple[Runs, str]:
             for _ in range(work.start_count):
                 engine.fill()
                 with gpu_mover(gpu, engine) as mover:
-                    mover.map_arena(arena_fd, arena.bytes.nbytes)
+                    told.append(mover.map_locked_arena(arena_fd, arena.bytes.nbytes))
                     lane = mover.add_lane(1)
                     runs.prove(engine, lane, Operation.ARENA_EVICT, Operation.ARENA_RESTORE)
                     gpu.time(copy_in)
@@ -146,10 +142,9 @@ def _arena_runs(gpu: Gpu, work: Blocks) -> tuple[Runs, str]:
                         for name, verify in (("unverified", False), ("restore", True)):
                             runs.take(name, mover, lane, Operation.ARENA_RESTORE, verify=verify)
                         runs.take("evict", mover, lane, Operation.ARENA_EVICT)
-                    complaints += mover.said
         finally:
             ours.close()
-    return runs, arena_way(complaints)
+    return runs, arena_way(told)
 
 
 def bounce(figures: Figures, gpu: Gpu, work: Blocks, directory: Path) -> None:

@@ -13,12 +13,14 @@ from bench.support.stats import FEW, Summary
 
 
 def row_tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """One for each model, number of ranks and dtype of the rows that ran, one of those that did not; none that would be empty."""
+    """One for each model, number of ranks, dtype and background of the rows that ran, one of those that did not; none that would be empty."""
     estimates = estimates_of(rows)
     sections: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if not row.skipped:
-            sections[f"{row.case.model} TP{row.case.tensor_parallel} {row.case.kv_dtype}, {row.case.block_bytes / 1024:g} KiB blocks"].append(row)
+            case = row.case
+            beside = f", beside {case.background}" if case.background else ""
+            sections[f"{case.model} TP{case.tensor_parallel} {case.kv_dtype}, {case.block_bytes / 1024:g} KiB blocks{beside}"].append(row)
     for title, some in sections.items():
         yield _measured(title, some, estimates)
     if any(row.skipped for row in rows):

@@ -10,8 +10,8 @@ import typer
 
 from offloadd.cli.status import EXIT_NO_DAEMON
 from offloadd.doctor.owner import lock_owner
-from offloadd.doctor.system import System
 from offloadd.errors import Unavailable
+from offloadd.machine.system import System
 from offloadd.model.runtime import ADMIN_SOCKET, runtime_dir_default
 
 #: Exit status when the daemon has not ended in time; it goes on ending.

@@ -183,7 +183,8 @@ def test_an_arena_that_is_not_page_locked_is_told(child: Child, control: Control
         engine = EngineMemory(gpu, layout_of(work.block_bytes, work.block_count, 1))
         movers = gpu_mover(gpu, engine)
         mover = movers.__enter__()
-        mover.map_arena(fd, arena.bytes.nbytes)
+        locked = mover.map_locked_arena(fd, arena.bytes.nbytes)
+        result = [locked.locked_bytes == arena.bytes.nbytes, locked.why]
     """
     restore = """
         lane, records = mover.add_lane(1), make_records(work.block_bytes, work.block_count)
@@ -191,22 +192,48 @@ def test_an_arena_that_is_not_page_locked_is_told(child: Child, control: Control
         engine.wipe()
         lane.run(Operation.ARENA_RESTORE, records, work.block_bytes)
         engine.require_original("restore")
-        result = arena_way(mover.said)
+        result = arena_way([locked])
         movers.__exit__(None, None, None)
     """
-    child.run(begin)
+    assert child.run(begin) == [True, ""]
     assert "NOT" not in child.run(restore)
     # After the two that the mover measures copies with.
-    with control.fail("cuMemHostRegister", 304, skip=2, times=1) as fault:
-        child.run(begin)
-        wait_until(lambda: fault.hits == 1, "the mover to register the arena")
-        child.run("""
-            import time
-            from bench.gpu.moves import NOT_PAGE_LOCKED
-            while NOT_PAGE_LOCKED not in mover.said:
-                time.sleep(0.01)
-        """)
+    with control.fail("cuMemHostRegister", 304, skip=2, times=1):
+        locked, why = child.run(begin)
+        assert not locked and "page-lock" in why
         assert "NOT page-locked" in child.run(restore)
+
+
+def test_the_arena_of_a_figure_is_page_locked_before_it_is_used(child: Child, control: Control, tmp_path: Path) -> None:
+    child.run("""
+        from bench.gpu.device import EngineMemory, Gpu
+        from bench.gpu.moves import arena_memory, gpu_mover
+        from bench.support.mover import layout_of
+        from bench.support.workload import Blocks
+
+        work = Blocks("x", 128 * 1024, 12, 1, 1, 1)
+        arenas = arena_memory(work)
+        fd, arena = arenas.__enter__()
+        gpu = Gpu("cuda:0")
+        engine = EngineMemory(gpu, layout_of(work.block_bytes, work.block_count, 1))
+        movers = gpu_mover(gpu, engine)
+        mover = movers.__enter__()
+        result = mover.pid
+    """)
+    with control.hang("cuMemHostRegister", times=1) as fault:
+        child.start(f"""
+            from pathlib import Path
+            notice = mover._notice
+            def waiting(what):
+                Path({str(tmp_path)!r}, "waits").touch()
+                notice(what)
+            mover._notice = waiting
+            result = mover.map_locked_arena(fd, arena.bytes.nbytes).locked_bytes == arena.bytes.nbytes
+        """)
+        wait_until(lambda: fault.waiting_now == 1, "the mover to page-lock the arena")
+        wait_until(lambda: (tmp_path / "waits").exists(), "the figure to wait for it")
+    assert child.finish() is True
+    child.run("movers.__exit__(None, None, None)")
 
 
 def test_copies_and_checksums_that_are_wrong_give_no_figures(child: Child, tmp_path: Path) -> None:
