@@ -170,7 +170,7 @@ def installed(native, monkeypatch):
 
 def test_a_library_of_another_version_is_not_used(installed):
     installed(offloadd_interface=lambda: 99)
-    with pytest.raises(NativeUnavailableError, match="has interface 99; 1 is needed"):
+    with pytest.raises(NativeUnavailableError, match="has interface 99; 2 is needed"):
         load()
 
 
