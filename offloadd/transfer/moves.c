@@ -18,7 +18,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 /* The oldest caller and the newest library must notice each other: raised with every change of a structure or a meaning. */
-#define INTERFACE 2
+#define INTERFACE 3
 
 typedef struct {
     uint8_t *base;        /* piece p of block b begins at base + p * plane_step + b * block_stride */
