@@ -108,9 +108,9 @@ def scatter_blocks(
 
 @contextmanager
 def _part(checks: Checks | None, mine: Indices) -> Iterator[Checks | None]:
-    """The checks of some blocks; what is found in them at the end is entered into the whole."""
-    if checks is None:
-        yield None
+    """The checks of some blocks, in their order; what is found in them at the end is entered into the whole."""
+    if checks is None or mine.size == checks.count:
+        yield checks
         return
     part = Checks(checks.checksums[mine], None if checks.expected is None else checks.expected[mine])
     yield part
