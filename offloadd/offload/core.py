@@ -13,7 +13,7 @@ import structlog
 
 from offloadd import clock
 from offloadd.catalog.catalog import Catalog
-from offloadd.errors import DeadlineExpired, LimitExceeded, PathUnavailable
+from offloadd.errors import LimitExceeded, PathUnavailable
 from offloadd.model.device_event import EventName
 from offloadd.model.enums import Path, Reason, Tier
 from offloadd.model.slots import BLOCK_DTYPE
@@ -290,6 +290,15 @@ class Core:
         for lane in self.lanes():
             lane.abandon(move, reason)
 
+    async def over(self, move: Move, deadline_s: float) -> None:
+        """Wait for a move that nobody is answered for. At the deadline what was not sent is taken back; what was sent still holds its slots until it ends."""
+        try:
+            async with asyncio.timeout(max(0.0, deadline_s - clock.monotonic_s())):
+                await move.finished.wait()
+        except TimeoutError:
+            self._stop_move(move, Reason.DEADLINE)
+            await move.finished.wait()
+
     def leave(self, move: Move) -> None:
         """Nobody waits for the move any more (the caller hung up): what was not sent is taken back, and copies into engine memory are fenced."""
         if not move.done:
@@ -342,10 +351,3 @@ def groups(values: npt.NDArray[Any]) -> list[tuple[int, Any]]:
 def new_blocks(count: int) -> npt.NDArray[Any]:
     """Zeroed BLOCK_DTYPE records."""
     return np.zeros(count, dtype=BLOCK_DTYPE)
-
-
-def refuse_expired(deadline_s: float) -> None:
-    """Expired work is not started."""
-    late_s = clock.monotonic_s() - deadline_s
-    if late_s >= 0:
-        raise DeadlineExpired(f"the deadline passed {late_s * 1000:.0f} ms before the request was started")

@@ -22,12 +22,14 @@ from offloadd.model.slots import FLAG_KEEP
 from offloadd.mover.messages import Operation
 from offloadd.offload.answers import Answer
 from offloadd.offload.bandwidth import Direction
-from offloadd.offload.core import SLAB_FAILURES_MAX, Active, Core, new_blocks, refuse_expired
+from offloadd.offload.core import SLAB_FAILURES_MAX, Active, Core, new_blocks
+from offloadd.offload.deadlines import refuse_expired
 from offloadd.offload.lanes import Lane
 from offloadd.offload.moves import PENDING, Move, PathUse
 from offloadd.offload.regions import Region
 from offloadd.offload.sessions import Session
 from offloadd.offload.spill import Spiller
+from offloadd.offload.volume_link import VolumeLink
 from offloadd.units import SECTOR_BYTES, align_up
 
 Indices = npt.NDArray[np.uint32]
@@ -197,13 +199,13 @@ class Evictor:
     ) -> tuple[Indices, Reason]:
         """Spread over the volumes in stripes; wait for slabs that are being opened until the deadline, or until every volume failed to open one."""
         core = self._core
-        serving = [volume for volume in core.serving_volumes() if volume.ordinal in region.namespace.on_volumes]
-        if options.require_path:
-            serving = [volume for volume in serving if (volume.ordinal, options.path) in region.device.volume_lanes]
-        # The device's mover may have been refused the memory for its way there.
-        serving = [volume for volume in serving if region.device.volume_lane(volume.ordinal, slot_bytes=region.slot_bytes) is not None]
-        if not serving:
-            return missing, Reason.NO_TIER
+        while not (serving := self._volumes_of(region, options)):
+            # Right after its registration a namespace may be on its way to the only volume.
+            asked = [event for ordinal, event in region.namespace.asked.items() if core.volume(ordinal).serving]
+            if not asked:
+                return missing, Reason.NO_TIER
+            if not await _any_set(asked, options.deadline_s, active):
+                return missing, Reason.DEADLINE
         failures = {volume.ordinal: volume.slab_failures for volume in serving}
         while True:
             volumes = [volume for volume in serving if volume.serving and volume.slab_failures - failures[volume.ordinal] < SLAB_FAILURES_MAX]
@@ -240,6 +242,14 @@ class Evictor:
                 return missing, _SHORTAGE_REASONS[shortage]
             if not await _any_set(changed, options.deadline_s, active):
                 return missing, Reason.DEADLINE
+
+    def _volumes_of(self, region: Region, options: EvictOptions) -> list[VolumeLink]:
+        """The volumes that take blocks of the region now."""
+        serving = [volume for volume in self._core.serving_volumes() if volume.ordinal in region.namespace.on_volumes]
+        if options.require_path:
+            serving = [volume for volume in serving if (volume.ordinal, options.path) in region.device.volume_lanes]
+        # The device's mover may have been refused the memory for its way there.
+        return [volume for volume in serving if region.device.volume_lane(volume.ordinal, slot_bytes=region.slot_bytes) is not None]
 
     def _part(self, batch: BlockBatch, region: Region, missing: Indices, volume: int, reservation: Reservation, parts: list[_Part]) -> Indices:
         count = len(reservation)

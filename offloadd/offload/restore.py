@@ -23,7 +23,8 @@ from offloadd.model.requests import BlockBatch, RestoreOptions
 from offloadd.mover.messages import Operation
 from offloadd.offload.answers import Answer
 from offloadd.offload.bandwidth import Direction
-from offloadd.offload.core import Active, Core, groups, new_blocks, refuse_expired
+from offloadd.offload.core import Active, Core, groups, new_blocks
+from offloadd.offload.deadlines import refuse_expired
 from offloadd.offload.moves import PENDING, Move
 from offloadd.offload.regions import Region
 from offloadd.offload.sessions import Session
