@@ -22,13 +22,14 @@ from offloadd.model.slots import FLAG_KEEP
 from offloadd.mover.messages import Operation
 from offloadd.offload.answers import Answer
 from offloadd.offload.bandwidth import Direction
-from offloadd.offload.core import SLAB_FAILURES_MAX, Active, Core, new_blocks
+from offloadd.offload.core import SLAB_FAILURES_MAX, Core, new_blocks
 from offloadd.offload.deadlines import refuse_expired
 from offloadd.offload.lanes import Lane
 from offloadd.offload.moves import PENDING, Move, PathUse
 from offloadd.offload.regions import Region
 from offloadd.offload.sessions import Session
 from offloadd.offload.spill import Spiller
+from offloadd.offload.stopping import Active
 from offloadd.offload.volume_link import VolumeLink
 from offloadd.units import SECTOR_BYTES, align_up
 
@@ -91,7 +92,7 @@ class Evictor:
         started_ns = clock.monotonic_ns()
         refuse_expired(options.deadline_s)
         tier, direct = self._way(options, batches)
-        number, active = core.begin(session, options.request_id)
+        number, active = core.begin(session, options.request_id, options.deadline_s)
         try:
             answer = Answer.of(sum(batch.indices.shape[0] for batch in batches))
             parts: list[_Part] = []
@@ -99,20 +100,25 @@ class Evictor:
                 for batch in batches:
                     await self._place(session, batch, options, tier, direct, active, answer, parts)
             except BaseException:
-                for part in parts:
-                    core.catalog.free_reserved(part.volume, part.slabs, part.slots)
+                self._give_back(parts)
                 raise
+            if active.stop_reason != Reason.NONE:
+                # While it waited for slots: no copy begins.
+                self._give_back(parts)
+                for part in parts:
+                    self._reject(answer, part.positions, active.stop_reason)
+                parts = []
             move = core.new_move(sum(part.chosen.shape[0] for part in parts))
             sent = self._send(move, parts, options)
             core.at_end(move, lambda: self._finish(session, move, parts, options, sent.over))
             durable = options.ack == AckLevel.DURABLE
-            stopped = await core.wait_for(move, active, options.deadline_s, lambda: move.done if durable else move.copied)
+            stopped = await core.stopping.wait_for(move, active, lambda: move.done if durable else move.copied)
             self._tell(move, parts, answer, stopped, sent)
             if any(use.path == Path.AUTO for use in answer.uses):
                 self._tell_later(move, answer)
         except asyncio.CancelledError:
             if active.move is not None and active.stop_reason == Reason.NONE:
-                core.leave(active.move)
+                core.stopping.leave(active.move)
             raise
         finally:
             core.end(number)
@@ -175,9 +181,15 @@ class Evictor:
         if missing.shape[0] and tier == Tier.ANY and direct and not durable and region.device.arena_lane is not None and required == Path.AUTO:
             missing, reason = await self._take_arena(batch, region, missing, parts)
         if missing.shape[0]:
-            reason = active.stop_reason or reason
-            answer.set(batch.positions[missing], EvictStatus.REJECTED, int(reason))
-            core.counters[f"evict_rejected_{reason.name.lower()}"] += missing.shape[0]
+            self._reject(answer, batch.positions[missing], active.stop_reason or reason)
+
+    def _reject(self, answer: Answer, positions: Indices, reason: Reason) -> None:
+        answer.set(positions, EvictStatus.REJECTED, int(reason))
+        self._core.counters[f"evict_rejected_{reason.name.lower()}"] += positions.shape[0]
+
+    def _give_back(self, parts: list[_Part]) -> None:
+        for part in parts:
+            self._core.catalog.free_reserved(part.volume, part.slabs, part.slots)
 
     async def _take_arena(self, batch: BlockBatch, region: Region, missing: Indices, parts: list[_Part]) -> tuple[Indices, Reason]:
         core = self._core
@@ -204,7 +216,7 @@ class Evictor:
             asked = [event for ordinal, event in region.namespace.asked.items() if core.volume(ordinal).serving]
             if not asked:
                 return missing, Reason.NO_TIER
-            if not await _any_set(asked, options.deadline_s, active):
+            if not await active.any_of(asked):
                 return missing, Reason.DEADLINE
         failures = {volume.ordinal: volume.slab_failures for volume in serving}
         while True:
@@ -240,7 +252,7 @@ class Evictor:
             shortage = min(full.values(), default=Shortage.NONE)
             if missing.shape[0] == 0 or shortage != Shortage.OPENING:
                 return missing, _SHORTAGE_REASONS[shortage]
-            if not await _any_set(changed, options.deadline_s, active):
+            if not await active.any_of(changed):
                 return missing, Reason.DEADLINE
 
     def _volumes_of(self, region: Region, options: EvictOptions) -> list[VolumeLink]:
@@ -439,22 +451,3 @@ def _add_pending(answer: Answer, part: _Part, count: int, sent: _Sent) -> None:
     # Which way cuFile takes is known when it has taken it.
     path = Path.AUTO if lane.path == Path.GDS else lane.path
     answer.add_use(PathUse(lane.tier, path, Way.PLAIN, block_count=count, payload_bytes=count * part.region.payload_bytes))
-
-
-async def _any_set(events: list[asyncio.Event], deadline_s: float, active: Active) -> bool:
-    """Wait until one event is set; False at the deadline or when the request was stopped."""
-    waiters = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        while active.stop_reason == Reason.NONE:
-            left_s = deadline_s - clock.monotonic_s()
-            if left_s <= 0:
-                active.stop(Reason.DEADLINE)
-                return False
-            # In pieces, so that a cancel (which has no move to wake yet) is noticed.
-            done, _ = await asyncio.wait(waiters, timeout=min(left_s, 0.05), return_when=asyncio.FIRST_COMPLETED)
-            if done:
-                return True
-        return False
-    finally:
-        for waiter in waiters:
-            waiter.cancel()

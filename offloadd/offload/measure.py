@@ -302,7 +302,7 @@ class Measurer:
             )
             return await self._result(pair, operation, move)
         finally:
-            core.leave(move)
+            core.stopping.leave(move)
             # One that hangs is ours until it is over: what it took then is no rate.
             move.at_end(lambda: self._over(device, move))
 

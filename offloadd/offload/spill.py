@@ -188,7 +188,7 @@ class Spiller:
                 records = blocks[mine]
                 core.fill_sources(records, volume, sources.slab[mine], sources.slot[mine], number)
                 self._send(volume, move, Operation.PREFETCH, records, slot_bytes_for(payload_bytes), deadline_s)
-        await core.over(move, deadline_s)
+        await core.stopping.over(move, deadline_s)
         good = move.reasons == 0
         core.catalog.free_reserved(-1, reservation.slabs[~good], reservation.slots[~good])
         for number in np.unique(numbers):
