@@ -90,6 +90,8 @@ class Stopping:
             if late:
                 move.quarantined = True
                 self._counters["moves_quarantined"] += 1
+        # What the mover called off because of the fence ended for the reason that the fence was asked for.
+        move.reasons[move.reasons == Reason.CANCELLED] = active.stop_reason
         return active.stop_reason
 
     async def over(self, move: Move, deadline_s: float) -> None:

@@ -97,6 +97,21 @@ def test_a_fence_that_is_answered_before_the_deadline_ends_the_quarantine(held: 
     held(test)
 
 
+def test_what_the_mover_called_off_at_the_deadline_is_told_as_that(held: Any) -> None:
+    async def test(front: Front, mover: Deaf) -> None:
+        await _stored(front, "ab")
+        restore = front.restore(8, "ab")
+        job = await front.job()
+        await asyncio.sleep(60 - FENCE_LEAD_S / 2)
+        front.done(job, {0: Reason.CANCELLED, 1: Reason.CANCELLED})
+        await settle()
+        mover.fences[0].set_result(None)
+        answer = await restore
+        assert (answer.status.tolist(), answer.reason.tolist()) == ([RestoreStatus.FAILED] * 2, [Reason.DEADLINE] * 2)
+
+    held(test)
+
+
 def test_a_cancelled_request_waits_for_its_fence_no_longer_than_for_a_copy(held: Any) -> None:
     async def test(front: Front, mover: Deaf) -> None:
         evict = front.evict(0, "a", request_id="r")
