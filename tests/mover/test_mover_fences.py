@@ -197,7 +197,7 @@ def _while_reading(monkeypatch, happen):
     monkeypatch.setattr(slot_io, "read", read)
 
 
-def test_a_fence_that_is_answered_during_the_read_stops_the_scatter(workshop, monkeypatch):
+def test_incident_2_a_fence_that_is_answered_during_the_read_stops_the_scatter(workshop, monkeypatch):
     _while_reading(monkeypatch, lambda: workshop.memories.engine.fence(5))
     before = workshop.engine.snapshot()
     assert workshop.run(Operation.RESTORE, make_records(range(4, 8), 20000)) == [Reason.CANCELLED] * 4

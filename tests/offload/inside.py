@@ -78,11 +78,11 @@ class Volume:
 
     serving, scanning, slab_failures, scan_until_s, failure, state = True, False, 0, 0.0, "", "serving"
 
-    def __init__(self, offload: Offload, file: VolumeFile, io_threads: int) -> None:
+    def __init__(self, offload: Offload, file: VolumeFile) -> None:
         self.file = file
         self.pool = add_volume(offload.core.catalog, slab_count=file.slab_count, slab_bytes=file.slab_bytes)
         self.ordinal = offload.core.catalog.volumes.index(self.pool)
-        self.options = SimpleNamespace(path=str(file.path), io_threads=io_threads)
+        self.options = SimpleNamespace(path=str(file.path), io_threads=2)
         self.opened = SimpleNamespace(volume_uuid=UUID, slab_bytes=file.slab_bytes, data_offset=file.data_offset, scratch_offset=0, scratch_bytes=0)
         self.slabs_changed = asyncio.Event()
 
@@ -155,6 +155,8 @@ class Hold:
         self._open.set()
         #: Set once a call is held.
         self.held = asyncio.Event()
+        #: Whether a call with these arguments is to be held.
+        self.holds: Callable[..., bool] = lambda *_: True
 
     def close(self) -> None:
         self.held.clear()
@@ -163,12 +165,17 @@ class Hold:
     def open(self) -> None:
         self._open.set()
 
+    def hold_io(self, look: Callable[..., None] = lambda *_: None) -> None:
+        """Hold every read and write of a volume; `look(fd, buffers, offset)` before each write."""
+        self.put_before(slot_io, "read")
+        self.put_before(slot_io, "write", look)
+
     def put_before(self, module: Any, name: str, look: Callable[..., None] = lambda *_: None) -> None:
         """Hold calls of this function before they begin; then `look` at what they are called with."""
         real = getattr(module, name)
 
         def held(*arguments: Any, **options: Any) -> Any:
-            if not self._open.is_set():
+            if not self._open.is_set() and self.holds(*arguments):
                 self._loop.call_soon_threadsafe(self.held.set)
                 assert self._open.wait(ANSWER_TIMEOUT_S)
             look(*arguments)
@@ -177,32 +184,27 @@ class Hold:
         self._monkeypatch.setattr(module, name, held)
 
 
-async def make_inside(tmp_path: Path, *, io_threads: int = 2, slab_bytes: int = 4 * MIB, slab_count: int = 2) -> tuple[InsideOffload, Volume]:
-    """A front with one volume and no arena, whose mover runs in this process."""
+async def make_inside(tmp_path: Path, *, volume_count: int = 1) -> tuple[InsideOffload, list[Volume]]:
+    """A front with volumes and no arena, whose mover runs in this process."""
     settings = dataclasses.replace(settings_of(make_config(tmp_path, index_bytes_max=16 * MIB)), arena_bytes=0, verify_target=0)
     offload = InsideOffload(settings, Quiet())
     offload.core.host.mover.start(None)
-    volume = Volume(offload, VolumeFile(tmp_path / "volume", slab_bytes=slab_bytes, slab_count=slab_count).create(), io_threads)
-    offload.core.volumes.append(volume)  # type: ignore[arg-type]
-    await offload._serve_volume(volume)  # type: ignore[arg-type]
+    volumes = [Volume(offload, VolumeFile(tmp_path / f"volume {number}", slab_bytes=4 * MIB, slab_count=2).create()) for number in range(volume_count)]
+    for volume in volumes:
+        offload.core.volumes.append(volume)  # type: ignore[arg-type]
+        await offload._serve_volume(volume)  # type: ignore[arg-type]
     await offload.core.host.mover.lanes_ready()
-    return offload, volume
+    return offload, volumes
 
 
-async def close_inside(offload: InsideOffload, volume: Volume) -> None:
-    """End it; what it had is whole."""
-    offload.core.catalog.check()
+async def close_inside(offload: InsideOffload, volumes: list[Volume]) -> None:
+    """End it; nothing of a request is left."""
     await offload.core.idle()
+    offload.core.catalog.check()
+    assert offload.core.catalog._pins.sum() == 0 and not offload.core.active and not offload.core.in_flight
     offload.announcer.stop()
     for lane in offload.core.lanes():
         lane.disconnect()
     offload.core.host.mover.process.close()  # type: ignore[attr-defined]
-    volume.file.close()
-
-
-def hold_io(monkeypatch: pytest.MonkeyPatch, look: Callable[..., None] = lambda *_: None) -> Hold:
-    """Holds every read and write of a volume; `look(fd, buffers, offset)` before each write."""
-    hold = Hold(monkeypatch)
-    hold.put_before(slot_io, "read")
-    hold.put_before(slot_io, "write", look)
-    return hold
+    for volume in volumes:
+        volume.file.close()

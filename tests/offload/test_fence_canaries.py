@@ -16,7 +16,7 @@ from offloadd.model.enums import Path as Way
 from offloadd.model.requests import EvictOptions, RestoreOptions
 
 from ..mover.mover_harness import ANSWER_TIMEOUT_S
-from .inside import PAYLOAD_BYTES, Engine, Hold, InsideOffload, close_inside, hold_io, make_inside
+from .inside import PAYLOAD_BYTES, Engine, Hold, InsideOffload, close_inside, make_inside
 
 ROUNDS = 500
 SEED = int(os.environ.get("OFFLOADD_TEST_SEED", "20"))
@@ -130,9 +130,10 @@ async def _play(number: int, offload: InsideOffload, engine: Engine, hold: Hold,
 
 
 async def test_engine_memory_is_not_touched_after_the_answer_in_500_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    offload, volume = await make_inside(tmp_path)
+    offload, volumes = await make_inside(tmp_path)
     canaries = Canaries()
-    hold = hold_io(monkeypatch, canaries.look)
+    hold = Hold(monkeypatch)
+    hold.hold_io(canaries.look)
     await _store(offload, await Engine(offload, 10, "library").register())
     engine = await Engine(offload, REQUESTS_MAX * BLOCKS_MAX).register()
     assert engine.bytes.nbytes == REQUESTS_MAX * BLOCKS_MAX * PAYLOAD_BYTES
@@ -143,4 +144,4 @@ async def test_engine_memory_is_not_touched_after_the_answer_in_500_rounds(tmp_p
     async for _, _, answer in offload.restorer.restore(engine.session, [engine.batch(np.arange(12), STORED[:12])], options):
         last = answer
     assert (last.status == RestoreStatus.RESTORED).all()
-    await close_inside(offload, volume)
+    await close_inside(offload, volumes)

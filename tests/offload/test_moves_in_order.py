@@ -237,7 +237,7 @@ async def test_incident_7_a_failed_evict_is_never_visible_and_leaves_no_slot(fro
     assert (await restore).status.tolist() == [RestoreStatus.RESTORED, RestoreStatus.NOT_FOUND]
 
 
-async def test_an_evict_is_not_answered_before_every_source_was_copied(front: Front) -> None:
+async def test_incident_1_an_evict_is_not_answered_before_every_source_was_copied(front: Front) -> None:
     evict = front.evict(0, "abcd")
     job = await front.job()
     front.lane.send(Copied(job=job.job, count=3))
