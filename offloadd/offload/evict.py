@@ -71,10 +71,14 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """`over` is set when the move is. `lanes`: where the parts went, by volume and region; AUTO may choose another way by the time of the answer."""
+    """`over` is set when the move is. `lanes`: where the parts went, by volume and region; AUTO may choose another way by the time of the answer.
+
+    `failed`, by the move's numbers: blocks that were answered FAILED or QUARANTINED before their results. Whatever these are, they do not become visible.
+    """
 
     over: asyncio.Event
     lanes: dict[tuple[int, int], Lane]
+    failed: npt.NDArray[np.bool_]
 
 
 class Evictor:
@@ -110,7 +114,7 @@ class Evictor:
                 parts = []
             move = core.new_move(sum(part.chosen.shape[0] for part in parts))
             sent = self._send(move, parts, options)
-            core.at_end(move, lambda: self._finish(session, move, parts, options, sent.over))
+            core.at_end(move, lambda: self._finish(session, move, parts, options, sent))
             durable = options.ack == AckLevel.DURABLE
             stopped = await core.stopping.wait_for(move, active, lambda: move.done if durable else move.copied)
             self._tell(move, parts, answer, stopped, sent)
@@ -335,7 +339,7 @@ class Evictor:
                 after_event=options.source_ready,
                 require_path=options.require_path,
             )
-        return _Sent(over, lanes)
+        return _Sent(over, lanes, np.zeros(move.count, dtype=np.bool_))
 
     def _fill(self, records: npt.NDArray[Any], part: _Part, options: EvictOptions) -> None:
         core = self._core
@@ -354,23 +358,23 @@ class Evictor:
         records["namespace_ordinal"], records["namespace_epoch"] = region.namespace.on_volumes[part.volume]
         records["flags"] = FLAG_KEEP if options.keep_until_s is not None else 0
 
-    def _finish(self, session: Session, move: Move, parts: list[_Part], options: EvictOptions, over: asyncio.Event) -> None:
+    def _finish(self, session: Session, move: Move, parts: list[_Part], options: EvictOptions, sent: _Sent) -> None:
         """When every block has a result: publish the good ones, free the slots of the others, hold and spill as asked."""
         core = self._core
         try:
             for part in parts:
-                self._settle(session, move, part, options)
+                self._settle(session, move, part, options, sent.failed[part.span])
         finally:
             # Also after a fault of ours: restores that wait for these keys would else wait until their deadlines.
             for part in parts:
                 for key in part.keys.tolist():
-                    if core.in_flight.get(key) is over:
+                    if core.in_flight.get(key) is sent.over:
                         del core.in_flight[key]
-            over.set()
+            sent.over.set()
 
-    def _settle(self, session: Session, move: Move, part: _Part, options: EvictOptions) -> None:
+    def _settle(self, session: Session, move: Move, part: _Part, options: EvictOptions, failed: npt.NDArray[np.bool_]) -> None:
         core = self._core
-        good = move.reasons[part.span] == 0
+        good = (move.reasons[part.span] == 0) & ~failed
         if part.region.namespace.dropped:
             good[:] = False
         if not good.all():
@@ -430,7 +434,7 @@ class Evictor:
             _add_pending(answer, part, int((good & pending).sum()), sent)
             bad = ~good & ~pending
             answer.set(part.positions[bad], EvictStatus.FAILED, reasons[bad])
-            late = ~good & pending
+            late = sent.failed[part.span] = ~good & pending
             answer.set(part.positions[late], EvictStatus.QUARANTINED if move.quarantined else EvictStatus.FAILED, int(stopped))
             for status, mask in ((EvictStatus.STORED, good), (EvictStatus.FAILED, ~good)):
                 if mask.any():

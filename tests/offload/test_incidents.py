@@ -119,6 +119,19 @@ async def test_incident_2_a_destination_that_was_freed_by_an_abort_is_not_writte
     assert (scene.engine.bytes[8:16] == OTHERS).all()
 
 
+async def test_incident_7_an_evict_that_was_answered_failed_is_not_visible_when_its_write_ends_well(scene: Scene, hold: Hold) -> None:
+    hold.hold_io()
+    hold.close()
+    evict = asyncio.ensure_future(scene.evict(0, ["a", "b"]))
+    await hold.held.wait()
+    scene.cancel()
+    assert _told(await evict) == {(EvictStatus.FAILED, Reason.CANCELLED)}
+    hold.open()
+    await scene.offload.core.idle()
+    assert _told(await scene.restore(8, ["a", "b"])) == {(RestoreStatus.NOT_FOUND, 0)}
+    assert scene.volumes[0].pool.used_slots == 0
+
+
 @pytest.mark.parametrize("scene", [2], indirect=True)
 async def test_incident_13_a_volume_that_hangs_takes_no_thread_of_another(scene: Scene, hold: Hold) -> None:
     names = [str(index) for index in range(8)]
