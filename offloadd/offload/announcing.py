@@ -53,12 +53,16 @@ class Announcer:
             task.cancel()
 
     async def _announce(self, volume: VolumeLink, entry: NamespaceEntry) -> None:
+        told = False
         try:
-            while volume.serving and not entry.dropped:
+            while not entry.dropped:
                 try:
                     await volume.add_namespace(entry)
                 except Unavailable as error:
-                    log.warning("volume does not take the namespace yet", volume=volume.options.path, namespace=_short(entry), error=str(error))
+                    # For as long as it takes: without the namespace its engines store nothing there.
+                    if not told:
+                        log.warning("volume does not take the namespace yet", volume=volume.options.path, namespace=_short(entry), error=str(error))
+                    told = True
                     await asyncio.sleep(RETRY_PAUSE_S)
                 else:
                     return

@@ -108,12 +108,12 @@ class Core:
         if mine >= self.requests_per_session_max:
             raise LimitExceeded(f"session {session.name} has {mine} requests in flight; requests_per_session_max is {self.requests_per_session_max}")
         number = next(self._numbers)
-        self.active[number] = active = Active(session, request_id, deadline_s)
+        self.active[number] = active = Active(session, request_id, deadline_s, self.stopping.called_off)
         return number, active
 
     def end(self, number: int) -> None:
         """The request was answered."""
-        self.active.pop(number, None)
+        self.active.pop(number).end()
 
     def cancel(self, session: Session, request_id: str) -> bool:
         """Stop the session's running requests with this id; whether there were any."""

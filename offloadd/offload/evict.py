@@ -116,7 +116,8 @@ class Evictor:
             sent = self._send(move, parts, options)
             core.at_end(move, lambda: self._finish(session, move, parts, options, sent))
             durable = options.ack == AckLevel.DURABLE
-            stopped = await core.stopping.wait_for(move, active, lambda: move.done if durable else move.copied)
+            active.enough = lambda: move.done if durable else move.copied
+            stopped = await core.stopping.wait_for(move, active, active.enough)
             self._tell(move, parts, answer, stopped, sent)
             if any(use.path == Path.AUTO for use in answer.uses):
                 self._tell_later(move, answer)

@@ -7,7 +7,6 @@ running ──stop(reason)──▶ what was not sent is taken back ──▶ fe
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 
 from offloadd import clock
 from offloadd.model.enums import Reason
@@ -24,40 +23,51 @@ FENCE_WAIT_S = 1.0
 FENCE_WAIT_S_MIN = 0.05
 
 
-@dataclass(slots=True)
 class Active:
-    """A request that runs: its session's, and how it is told to stop. Times are on the monotonic clock; `last_s` is when it begins to end."""
+    """A request that runs: its session's, and how it is told to stop. `deadline_s` is on the monotonic clock.
 
-    session: Session
-    request_id: str
-    deadline_s: float
-    last_s: float = field(init=False)
-    move: Move | None = None
-    stop_reason: Reason = Reason.NONE
-    #: Set once it is to stop.
-    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    It stops by itself ahead of its deadline, also while nobody waits for it: a client that does not read its stream holds the request where it is. Whoever
+    made it calls `end`.
+    """
 
-    def __post_init__(self) -> None:
-        self.last_s = self.deadline_s - min(FENCE_LEAD_S, (self.deadline_s - clock.monotonic_s()) / 10)
+    def __init__(self, session: Session, request_id: str, deadline_s: float, on_stop: "Callable[[Active], None]") -> None:
+        """`on_stop(self)` is called once, when it is told to stop."""
+        self.session = session
+        self.request_id = request_id
+        self.deadline_s = deadline_s
+        self.move: Move | None = None
+        self.stop_reason = Reason.NONE
+        #: Set once it is to stop.
+        self.stopped = asyncio.Event()
+        #: What was asked of the movers when it was.
+        self.fences: list[asyncio.Future[None]] = []
+        #: Whether it has all that its answer needs. Then an end that comes before the answer has left changes nothing: what was copied goes on to its tier.
+        self.enough: Callable[[], bool] = lambda: False
+        self._on_stop = on_stop
+        left_s = max(0.0, deadline_s - clock.monotonic_s())
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(loop.time() + left_s - min(FENCE_LEAD_S, left_s / 10), self.stop, Reason.DEADLINE)
 
     def stop(self, reason: Reason) -> None:
-        """End it with this reason."""
-        if self.stop_reason == Reason.NONE:
+        """End it with this reason, unless it is being ended or has enough."""
+        if self.stop_reason == Reason.NONE and not self.enough():
             self.stop_reason = reason
             self.stopped.set()
-            if self.move is not None:
-                self.move.wake.set()
+            self._on_stop(self)
 
-    async def any_of(self, events: Iterable[asyncio.Event], until_s: float = float("inf")) -> bool:
-        """Wait until one of the events is set, or `until_s`; whether the request goes on. At its end it is stopped with DEADLINE."""
+    def end(self) -> None:
+        """It was answered."""
+        self._timer.cancel()
+
+    async def any_of(self, events: Iterable[asyncio.Event], until_s: float | None = None) -> bool:
+        """Wait until one of the events is set, or `until_s`; whether the request goes on."""
         waiters = [asyncio.ensure_future(event.wait()) for event in (*events, self.stopped)]
+        timeout_s = None if until_s is None else max(0.0, until_s - clock.monotonic_s())
         try:
-            done, _ = await asyncio.wait(waiters, timeout=max(0.0, min(until_s, self.last_s) - clock.monotonic_s()), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waiters, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for waiter in waiters:
                 waiter.cancel()
-        if not done and self.last_s <= until_s:
-            self.stop(Reason.DEADLINE)
         return self.stop_reason == Reason.NONE
 
 
@@ -68,25 +78,30 @@ class Stopping:
         self._devices = devices
         self._counters = counters
 
+    def called_off(self, active: Active) -> None:
+        """A request was told to stop: what was not sent is taken back, and copies into engine memory are fenced, though nobody may wait for it now."""
+        if active.move is not None:
+            active.fences = self.leave(active.move, active.stop_reason)
+            active.move.wake.set()
+
     async def wait_for(self, move: Move, active: Active, until: Callable[[], bool]) -> Reason:
         """Wait until `until()` holds. At the request's end or a cancel instead: no new slice starts, running copies are fenced, and the reason comes back.
 
         Afterwards no byte of engine memory is read or written for this move, or `move.quarantined` is set. That is so at the deadline, whatever the movers do.
         """
-        active.move = move
-        try:
-            async with asyncio.timeout(max(0.0, active.last_s - clock.monotonic_s())):
-                while not until() and active.stop_reason == Reason.NONE:
-                    move.wake.clear()
-                    await move.wake.wait()
-        except TimeoutError:
-            active.stop(Reason.DEADLINE)
-        if until():
+        if active.move is not move:
+            active.move = move
+            if active.stop_reason != Reason.NONE:
+                self.called_off(active)
+        while active.stop_reason == Reason.NONE and not until():
+            move.wake.clear()
+            await move.wake.wait()
+        # Not asked again of `until`: what was taken back at the stop may have made it true.
+        if active.stop_reason == Reason.NONE:
             return Reason.NONE
-        self._take_back(move, active.stop_reason)
-        if fences := self._fence(move):
+        if active.fences:
             left_s = active.deadline_s - clock.monotonic_s()
-            _, late = await asyncio.wait(fences, timeout=max(FENCE_WAIT_S_MIN, min(FENCE_WAIT_S, left_s)))
+            _, late = await asyncio.wait(active.fences, timeout=max(FENCE_WAIT_S_MIN, min(FENCE_WAIT_S, left_s)))
             if late:
                 move.quarantined = True
                 self._counters["moves_quarantined"] += 1
@@ -103,14 +118,12 @@ class Stopping:
             self._take_back(move, Reason.DEADLINE)
             await move.finished.wait()
 
-    def leave(self, move: Move) -> None:
-        """Nobody waits for the move any more (the caller hung up): what was not sent is taken back, and copies into engine memory are fenced."""
-        if not move.done:
-            self._take_back(move, Reason.CANCELLED)
-            self._fence(move)
-
-    def _fence(self, move: Move) -> "list[asyncio.Future[None]]":
-        """Fences of the move, one in each mover that has jobs of it; all are asked for at once."""
+    def leave(self, move: Move, reason: Reason = Reason.CANCELLED) -> "list[asyncio.Future[None]]":
+        """Nobody wants the move any more: what was not sent is taken back, and copies into engine memory are fenced. The fences, one in each mover that has
+        jobs of it and asked for all at once; none if it is over."""
+        if move.done:
+            return []
+        self._take_back(move, reason)
         return [self._devices[name].mover.fence(move.number) for name in move.devices]
 
     def _take_back(self, move: Move, reason: Reason) -> None:

@@ -166,7 +166,8 @@ class OffloadServiceServicer:
 
     def Cancel(self, request, context):
         """Cancels a running Evict or Restore of the same session by its request_id. Holds when it returns: blocks not yet answered will be answered
-        with REJECTED or FAILED (reason CANCELLED), and after that answer their memory in the region is neither read nor written.
+        with REJECTED or FAILED (reason CANCELLED), and after that answer their memory in the region is neither read nor written; QUARANTINED where a copy
+        that runs does not end within a second. What has all that its answer needs is answered as if there had been no Cancel.
         Codes: UNAUTHENTICATED. Idempotent; unknown ids are no error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -9,7 +9,7 @@ import pytest
 from offloadd import clock
 from offloadd.ipc.channel import Channel, socket_pair
 from offloadd.model.enums import AckLevel, EvictStatus, Path, Reason, RestoreStatus, Tier
-from offloadd.model.requests import EvictOptions
+from offloadd.model.requests import EvictOptions, RestoreOptions
 from offloadd.model.slots import BLOCK_DTYPE
 from offloadd.mover.messages import Job, Operation
 from offloadd.offload.core import new_blocks
@@ -204,6 +204,66 @@ def test_an_evict_that_ends_while_it_waits_for_slots_begins_no_copy(held: Any, e
         assert set(zip(answer.status.tolist(), answer.reason.tolist(), strict=True)) == {(EvictStatus.REJECTED, ended_by)}
         assert clock.monotonic_s() - start_s == pytest.approx(after_s, abs=1e-6)
         assert front.no_job() and not mover.fences and volume.pool.used_slots == 0
+
+    held(test)
+
+
+def test_an_evict_that_was_copied_when_its_end_came_goes_on_to_its_tier(held: Any) -> None:
+    async def test(front: Front, mover: Deaf) -> None:
+        evict = front.evict(0, "ab")
+        job = await front.job()
+        (active,) = front.core.active.values()
+        assert active.move is not None
+        # Both in one turn of the loop: the request has not been told of the one when the other comes.
+        active.move.on_copied(job.job, 2)
+        active.stop(Reason.DEADLINE)
+        assert (await evict).status.tolist() == [EvictStatus.STORED] * 2
+        assert not mover.fences, "what was told STORED would not be written"
+        front.done(job)
+
+    held(test)
+
+
+def test_an_evict_that_is_stopped_is_not_stored_by_what_was_taken_back(held: Any) -> None:
+    async def test(front: Front, mover: Deaf) -> None:
+        lane = front.device.arena_lane
+        assert lane is not None
+        lane._queue._windows[JobClass.EVICT] = 1  # one job at a time
+        lane.write_bytes_max = 4096  # one block a job
+        evict = front.evict(0, "ab")
+        job = await front.job()
+        front.copied(job)
+        await settle()
+        (active,) = front.core.active.values()
+        active.stop(Reason.CANCELLED)
+        # The other job is taken back, and with it the last source that was not copied.
+        mover.fences[0].set_result(None)
+        answer = await evict
+        assert (answer.status.tolist(), answer.reason.tolist()) == ([EvictStatus.FAILED] * 2, [Reason.CANCELLED] * 2)
+        front.done(job)
+
+    held(test)
+
+
+def test_a_stream_that_nobody_reads_ends_at_its_deadline_all_the_same(held: Any) -> None:
+    async def test(front: Front, mover: Deaf) -> None:
+        await _stored(front, "a")
+        await _stored(front, "b")
+        start_s = clock.monotonic_s()
+        assert front.device.arena_lane is not None
+        front.device.arena_lane.read_bytes_max = 4096  # one block a job
+        stream = front.restorer.restore(front.session, [front.batch(8, "ab")], RestoreOptions(deadline_s=start_s + 60))
+        first = asyncio.ensure_future(anext(stream))
+        jobs = [await front.job(), await front.job()]
+        front.done(jobs[0])
+        assert (await first)[:2] == (0, 1)
+        # Its client does not read on.
+        await asyncio.sleep(61)
+        assert mover.asked_s == [pytest.approx(start_s + 60 - FENCE_LEAD_S, abs=1e-6)], "copies go on after the deadline"
+        mover.fences[0].set_result(None)
+        _, stop, answer = await anext(stream)
+        assert (stop, answer.status.tolist()) == (2, [RestoreStatus.RESTORED, RestoreStatus.FAILED])
+        await stream.aclose()
 
     held(test)
 
