@@ -108,7 +108,8 @@ class VolumeLink:
         self._dirty: dict[int, bool] = {}
         self._by_ordinal: dict[int, NamespaceEntry] = {}
         self._started_s = 0.0
-        self._scan_until_s = 0.0
+        #: Until when restores of unknown blocks wait for its scan.
+        self.scan_until_s = 0.0
         self.recovery_s = 0.0
 
     # -- what callers ask ------------------------------------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ class VolumeLink:
     @property
     def scanning(self) -> bool:
         """Whether blocks that are not known yet may still be found, soon. False once the scan takes longer than SCAN_WAIT_S: nobody waits for a slow volume."""
-        return self.state == "recovering" and clock.monotonic_s() < self._scan_until_s
+        return self.state == "recovering" and clock.monotonic_s() < self.scan_until_s
 
     @property
     def pool(self) -> Pool:
@@ -282,7 +283,7 @@ class VolumeLink:
         if not inventory.last:
             return
         self.state = "recovering"
-        self._scan_until_s = clock.monotonic_s() + SCAN_WAIT_S
+        self.scan_until_s = clock.monotonic_s() + SCAN_WAIT_S
         self._by_ordinal = self._namespaces.by_volume_ordinal(self.ordinal)
         assert self.opened is not None
         log.info(
@@ -367,6 +368,7 @@ class VolumeLink:
                 if slab.state == SlabState.SCANNING:
                     self.pool.recovered(slab.index, dirty=self._dirty[slab.index])
             self.state = "serving"
+            self._wake()
 
     def _ticket(self) -> int:
         return next(self._tickets)
