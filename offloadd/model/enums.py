@@ -56,7 +56,7 @@ class AckLevel(IntEnum):
 
 
 class Priority(IntEnum):
-    """Class of a request in the scheduler."""
+    """Whether somebody waits for a request. DEFAULT: for restores and evicts with ack COPIED somebody does, for those with ack DURABLE nobody."""
 
     DEFAULT = 0
     INTERACTIVE = 1

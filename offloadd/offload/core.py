@@ -17,7 +17,7 @@ from offloadd.errors import DeadlineExpired, LimitExceeded, PathUnavailable
 from offloadd.model.device_event import EventName
 from offloadd.model.enums import Path, Reason, Tier
 from offloadd.model.slots import BLOCK_DTYPE
-from offloadd.mover.messages import JOB_BLOCKS_MAX, Job, Operation
+from offloadd.mover.messages import Job, Operation
 from offloadd.offload.bandwidth import Bandwidths, Direction
 from offloadd.offload.devices import HOST, Device
 from offloadd.offload.lanes import Lane
@@ -27,7 +27,7 @@ from offloadd.offload.regions import Regions
 from offloadd.offload.sessions import Session
 from offloadd.offload.traffic import Traffic
 from offloadd.offload.volume_link import VolumeLink
-from offloadd.scheduler.lane_queue import JobClass
+from offloadd.scheduler.job_class import JobClass
 
 log = structlog.get_logger()
 
@@ -37,16 +37,6 @@ FENCE_WAIT_S = 1.0
 #: Slabs that a volume may fail to open or cut before a request or spill stops waiting for it: a full disk is told in a fraction of a second, not at the
 #: deadline, and arena slots do not stay pinned for it.
 SLAB_FAILURES_MAX = 2
-
-#: Class of each operation unless its request was sent with priority BACKGROUND.
-_JOB_CLASSES = {
-    Operation.EVICT: JobClass.EVICT,
-    Operation.ARENA_EVICT: JobClass.EVICT,
-    Operation.RESTORE: JobClass.RESTORE,
-    Operation.ARENA_RESTORE: JobClass.RESTORE,
-    Operation.SPILL: JobClass.BACKGROUND,
-    Operation.PREFETCH: JobClass.BACKGROUND,
-}
 
 
 class Observer(Protocol):
@@ -198,37 +188,34 @@ class Core:
         blocks: npt.NDArray[Any],
         *,
         slot_bytes: int,
+        job_class: JobClass,
         deadline_s: float = 0.0,
         durable: bool = False,
-        background: bool = False,
+        instance: int = 0,
         after_event: EventName = b"",
         require_path: bool = False,
         verify_target: int | None = None,
     ) -> None:
-        """Cut blocks (BLOCK_DTYPE, `position` set) into jobs for one lane of a device and queue them. `verify_target`: other than configured."""
+        """Queue blocks (BLOCK_DTYPE, `position` set) on one lane of a device. `instance`: the ordinal of the engine instance that asks. `verify_target`: other
+        than configured."""
         move.devices.add(device.name)
-        bytes_max = lane.read_bytes_max if operation in (Operation.RESTORE, Operation.ARENA_RESTORE) else lane.write_bytes_max
-        job_count = -(-blocks.shape[0] // max(1, min(JOB_BLOCKS_MAX, bytes_max // slot_bytes)))
-        # Evenly: the mover cuts each job into at least one slice a thread, so that a short last job would be cut into splinters.
-        per_job = -(-blocks.shape[0] // max(1, job_count))
-        now_ns = clock.monotonic_ns()
-        for first in range(0, blocks.shape[0], max(1, per_job)):
-            job = Job(
-                job=next(self._numbers),
-                move=move.number,
-                operation=int(operation),
-                slot_bytes=slot_bytes,
-                blocks=blocks[first : first + per_job].tobytes(),
-                deadline_ns=int(deadline_s * 1e9),
-                submitted_ns=now_ns,
-                durable=durable,
-                verify=self.verify,
-                verify_target=self.verify_target if verify_target is None else verify_target,
-                after_event=after_event,
-                require_path=require_path,
-            )
-            lane.enqueue(move, job, JobClass.BACKGROUND if background else _JOB_CLASSES[operation])
-        lane.pump()
+        if blocks.shape[0] == 0:
+            return
+        order = Job(
+            job=next(self._numbers),
+            move=move.number,
+            operation=int(operation),
+            slot_bytes=slot_bytes,
+            blocks=b"",
+            deadline_ns=int(deadline_s * 1e9),
+            submitted_ns=clock.monotonic_ns(),
+            durable=durable,
+            verify=self.verify,
+            verify_target=self.verify_target if verify_target is None else verify_target,
+            after_event=after_event,
+            require_path=require_path,
+        )
+        lane.submit(move, order, blocks, job_class, instance=instance)
 
     def path_to(self, device: Device, volume: int, asked: Path, direction: Direction, payload_bytes: int) -> Path:
         """The path of a request that moves so many bytes between a device and a volume: the one asked for, or of several the one that was measured faster."""

@@ -28,6 +28,7 @@ from offloadd.offload.moves import PENDING, Move, PathUse
 from offloadd.offload.regions import Region
 from offloadd.offload.sessions import Session
 from offloadd.offload.spill import Spiller
+from offloadd.scheduler.job_class import JobClass
 from offloadd.units import SECTOR_BYTES, align_up
 
 Indices = npt.NDArray[np.uint32]
@@ -72,6 +73,12 @@ class _Sent:
 
     over: asyncio.Event
     lanes: dict[tuple[int, int], Lane]
+
+
+def _job_class(options: EvictOptions) -> JobClass:
+    """Who waits for COPIED has an engine that stands still; DURABLE is asked for by whoever has time, unless the request says otherwise."""
+    background = options.priority == Priority.BACKGROUND or (options.priority == Priority.DEFAULT and options.ack == AckLevel.DURABLE)
+    return JobClass.BACKGROUND if background else JobClass.PREEMPT
 
 
 class Evictor:
@@ -297,7 +304,7 @@ class Evictor:
                 lane, operation, slot_bytes = device.volume_lane(volume, path, region.slot_bytes), Operation.EVICT, region.slot_bytes
             if lane is None:
                 # Refused while another part of the request waited for its slots.
-                move.fail(0, blocks["position"], int(Reason.NO_TIER))
+                move.fail(blocks["position"], int(Reason.NO_TIER))
                 continue
             lanes[volume, number] = lane
             core.send_jobs(
@@ -309,7 +316,8 @@ class Evictor:
                 slot_bytes=slot_bytes,
                 deadline_s=options.deadline_s,
                 durable=options.ack == AckLevel.DURABLE,
-                background=options.priority == Priority.BACKGROUND,
+                job_class=_job_class(options),
+                instance=region.session.instance.ordinal,
                 after_event=options.source_ready,
                 require_path=options.require_path,
             )

@@ -30,6 +30,7 @@ from offloadd.offload.devices import Device
 from offloadd.offload.mover_link import Mapping
 from offloadd.offload.moves import Move
 from offloadd.offload.traffic import STALLED_NS, Run
+from offloadd.scheduler.job_class import JobClass
 from offloadd.tiers.format import slot_bytes_for
 from offloadd.tiers.scratch import SCRATCH_SLAB, Scratch
 from offloadd.units import KIB
@@ -295,7 +296,7 @@ class Measurer:
                 slot_bytes=SLOT_BYTES,
                 deadline_s=clock.monotonic_s() + STEP_S,
                 durable=True,
-                background=True,
+                job_class=JobClass.SPILL if operation == Operation.EVICT else JobClass.PREFETCH,
                 require_path=path == Path.GDS,
                 verify_target=int(proof),
             )

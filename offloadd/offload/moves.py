@@ -103,17 +103,17 @@ class Move:
         else:
             self._at_end.append(callback)
 
-    def sent(self, job: int, count: int) -> None:
-        """A job with this many blocks belongs to the move."""
-        self._uncopied[job] = count
+    def sent(self, part: int, count: int) -> None:
+        """A part with this many blocks, whose sources will be read, belongs to the move."""
+        self._uncopied[part] = count
 
-    def on_copied(self, job: int, count: int) -> None:
-        """The sources of `count` more blocks of a job are free."""
-        left = self._uncopied.get(job, 0) - count
+    def on_copied(self, part: int, count: int) -> None:
+        """The sources of `count` more blocks of a part are free."""
+        left = self._uncopied.get(part, 0) - count
         if left > 0:
-            self._uncopied[job] = left
+            self._uncopied[part] = left
         else:
-            self._uncopied.pop(job, None)
+            self._uncopied.pop(part, None)
         if not self._uncopied:
             self.copied = True
             self.wake.set()
@@ -160,14 +160,11 @@ class Move:
             use.io_bytes += done.io_bytes
         self._settle(count)
 
-    def fail(self, job: int, positions: npt.NDArray[np.uint32], reason: int) -> None:
-        """Blocks of a job that will never get a result of their own."""
+    def fail(self, positions: npt.NDArray[np.uint32], reason: int) -> None:
+        """Blocks that will never get a result of their own."""
         reasons = self.reasons
         open_positions = positions[reasons[positions] == PENDING]
         reasons[open_positions] = reason
-        self._uncopied.pop(job, None)
-        if not self._uncopied:
-            self.copied = True
         self._settle(open_positions.shape[0])
 
     def _settle(self, count: int) -> None:

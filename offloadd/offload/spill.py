@@ -13,6 +13,7 @@ from offloadd.model.slots import FLAG_KEEP
 from offloadd.mover.messages import Operation
 from offloadd.offload.core import SLAB_FAILURES_MAX, Core, new_blocks
 from offloadd.offload.moves import Move
+from offloadd.scheduler.job_class import JobClass
 from offloadd.tiers.format import slot_bytes_for
 from offloadd.units import SECTOR_BYTES, align_up
 
@@ -145,7 +146,8 @@ class Spiller:
         """Between the tiers: the host's mover does it, whatever device the blocks came from."""
         lane = self._core.host.volume_lane(volume)
         assert lane is not None
-        self._core.send_jobs(self._core.host, lane, move, operation, blocks, slot_bytes=slot_bytes)
+        job_class = JobClass.SPILL if operation == Operation.SPILL else JobClass.PREFETCH
+        self._core.send_jobs(self._core.host, lane, move, operation, blocks, slot_bytes=slot_bytes, job_class=job_class)
 
     # -- prefetch --------------------------------------------------------------------------------------------------------------------
 
