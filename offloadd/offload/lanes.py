@@ -158,12 +158,12 @@ class Lane:
 
     def _job(self, portion: Portion) -> Job:
         part = self._parts[portion.ticket]
-        part.taken = portion.first + portion.count
+        part.taken = portion.first + portion.block_count
         blocks = part.blocks[portion.first : part.taken]
         if part.taken == part.blocks.shape[0]:
             self._leave(part)
-        uncopied = portion.count if part.order.operation in _EVICTS else 0
-        self._sent[portion.job] = _Sent(part, blocks, portion.count, uncopied)
+        uncopied = portion.block_count if part.order.operation in _EVICTS else 0
+        self._sent[portion.job] = _Sent(part, blocks, portion.block_count, uncopied)
         return msgspec.structs.replace(part.order, job=portion.job, blocks=blocks.tobytes())
 
     def _set_timer(self, wake_ns: int, now_ns: int) -> None:

@@ -6,13 +6,11 @@ slice of it at a time, so that a restore waits for one slice at most. The arena'
 
 from collections.abc import Callable, Iterable
 
-from offloadd.scheduler.job_class import JobClass, Precedence
+from offloadd.scheduler.job_class import BACKGROUND, EVICTS, INTERACTIVE, PREEMPT, SPILL, JobClass, Precedence
 from offloadd.scheduler.rate import TokenBucket
 
 #: Restores are about for so long after the last one: the next one finds one slice of evicts in its way, and not the whole window.
 QUIET_NS = 1_000_000_000
-
-INTERACTIVE = JobClass.INTERACTIVE
 
 
 class Arbiter:
@@ -72,7 +70,7 @@ class Arbiter:
         for other in self._below[job_class]:
             if self._waiting[other]:
                 self._owed[other] = min(self._owed[other] + size_bytes // self._shares[other], self._owed_bytes_max)
-        if job_class.is_evict and self._evict_rate is not None:
+        if job_class in EVICTS and self._evict_rate is not None:
             self._evict_rate.take(size_bytes, now_ns)
         self._in_flight[job_class] += size_bytes
         self._starts += 1
@@ -96,9 +94,9 @@ class Arbiter:
 
     def turns(self) -> Iterable[JobClass]:
         """The classes in the order in which they are to be tried: those that their share owes most, then by precedence."""
-        due = [job_class for job_class in self._order if self._owed[job_class] > 0]
-        if not due:
+        if max(self._owed) <= 0:
             return self._order
+        due = [job_class for job_class in self._order if self._owed[job_class] > 0]
         # Not the one that comes first in the order: where all that is written shares a slot, that one would take every turn.
         due.sort(key=lambda job_class: (-self._owed[job_class], self._started[job_class]))
         return (*due, *self._order)
@@ -121,12 +119,13 @@ class Arbiter:
 
     def wake_ns(self, job_class: JobClass, now_ns: int) -> int:
         """When the limit of what is written lets this class send: now, or later."""
-        return self._evict_rate.ready_ns(now_ns) if job_class.is_evict and self._evict_rate is not None else now_ns
+        return self._evict_rate.ready_ns(now_ns) if job_class in EVICTS and self._evict_rate is not None else now_ns
 
     def _is_held(self, job_class: JobClass) -> bool:
         """Whether something goes before it."""
-        if any(self._waiting[one] for one in self._above[job_class]):
-            return True
+        for one in self._above[job_class]:
+            if self._waiting[one]:
+                return True
         return self._yields[job_class] and self._in_flight[INTERACTIVE] > 0
 
     def _is_due(self, job_class: JobClass, size_bytes: int) -> bool:
@@ -142,8 +141,8 @@ class Arbiter:
             window = self._slice_bytes
         mine = in_flight[job_class]
         # Preemptions have room of their own, what else is written shares it, and beside restores all do.
-        if job_class.is_evict and (beside_restores or job_class != JobClass.PREEMPT):
-            mine = in_flight[JobClass.PREEMPT] + in_flight[JobClass.BACKGROUND] + in_flight[JobClass.SPILL]
+        if job_class in EVICTS and (beside_restores or job_class != PREEMPT):
+            mine = in_flight[PREEMPT] + in_flight[BACKGROUND] + in_flight[SPILL]
         # What is longer than the window runs alone rather than never.
         return mine == 0 or mine + size_bytes <= window
 

@@ -47,9 +47,9 @@ class Cut:
     def count(self, ticket: Ticket) -> int:
         """Blocks of the ticket's next portion. Evenly: the mover cuts each job over its threads, so that a short last one would be cut into splinters."""
         left = ticket.block_count - ticket.taken
-        most = max(1, min(self.blocks_max, self.portion_bytes // ticket.block_bytes))
-        if left <= most:
+        if left * ticket.block_bytes <= self.portion_bytes and left <= self.blocks_max:
             return left
+        most = max(1, min(self.blocks_max, self.portion_bytes // ticket.block_bytes))
         if self.first_bytes and not ticket.taken:
             return max(1, min(most, self.first_bytes // ticket.block_bytes))
         return -(-left // -(-left // most))
@@ -65,6 +65,7 @@ class _Flow:
     instance: int
     #: Bytes that it may still send in this round.
     deficit: int = 0
+    #: Moved of requests that began while others, which had, wait.
     begun_bytes: int = 0
     fresh: _Heap = field(default_factory=list)
     begun: _Heap = field(default_factory=list)
@@ -86,23 +87,20 @@ class FairQueue:
     def __init__(self, quantum_bytes: int, *, begin_early: bool) -> None:
         self._quantum_bytes = quantum_bytes
         self._begin_early = begin_early
-        self._live: dict[int, Ticket] = {}
+        #: Tickets with blocks that were not taken, by number.
+        self.live: dict[int, Ticket] = {}
         self._flows: dict[int, _Flow] = {}
         #: Flows with tickets; the first has the turn.
         self._ring: deque[_Flow] = deque()
         self._arrivals = 0
         self._dead_count = 0
 
-    def __len__(self) -> int:
-        """Tickets with blocks that were not taken."""
-        return len(self._live)
-
     def add(self, ticket: Ticket) -> None:
         """A ticket waits."""
-        self._live[ticket.number] = ticket
+        self.live[ticket.number] = ticket
         flow = self._flows.get(ticket.instance)
         if flow is None:
-            flow = self._flows[ticket.instance] = _Flow(ticket.instance)
+            flow = self._flows[ticket.instance] = _Flow(ticket.instance, deficit=0 if self._ring else self._quantum_bytes)
             self._ring.append(flow)
         self._arrivals += 1
         heapq.heappush(flow.fresh, (ticket.deadline_ns or _NEVER, self._arrivals, ticket))
@@ -135,19 +133,19 @@ class FairQueue:
         # Alone it owes nobody, and saves nothing up.
         flow.deficit = flow.deficit - size_bytes if len(self._ring) > 1 else 0
         begun = heap is flow.begun
-        flow.begun_bytes = 0 if begun else flow.begun_bytes + size_bytes
+        flow.begun_bytes = 0 if begun or not flow.begun else flow.begun_bytes + size_bytes
         ticket.taken += count
         if ticket.taken == ticket.block_count:
             heapq.heappop(heap)
-            del self._live[ticket.number]
+            del self.live[ticket.number]
         elif self._begin_early and not begun:
             heapq.heappush(flow.begun, heapq.heappop(heap))
 
     def drop(self, number: int) -> None:
         """A ticket that waits will not be sent any further."""
-        self._live.pop(number).dropped = True
+        self.live.pop(number).dropped = True
         self._dead_count += 1
-        if self._dead_count > len(self._live) + DEAD_MAX:
+        if self._dead_count > len(self.live) + DEAD_MAX:
             self._clear_away()
 
     def _clear_away(self) -> None:

@@ -18,15 +18,15 @@ class JobClass(IntEnum):
     #: Copies from the arena to a volume.
     SPILL = 4
 
-    @property
-    def is_evict(self) -> bool:
-        """Whether it writes to the tier."""
-        return self >= JobClass.PREEMPT
+
+INTERACTIVE, PREFETCH, PREEMPT, BACKGROUND, SPILL = JobClass
+#: Those that write to the tier.
+EVICTS = (PREEMPT, BACKGROUND, SPILL)
 
 
 @dataclass(frozen=True, slots=True)
 class Precedence:
-    """`order`: the classes, first ones first. `shares`: by class, one byte of it for every so many bytes that go before it while it waits."""
+    """`order`: the classes, first ones first. `shares`: by class as they are numbered, one byte of it for so many bytes that go before it while it waits."""
 
     order: tuple[JobClass, ...]
     shares: tuple[int, ...]
@@ -42,12 +42,12 @@ class Precedence:
 
 #: Restores before evicts. Preemptions have a larger share than what nobody waits for.
 VOLUME_PRECEDENCE = Precedence(
-    order=(JobClass.INTERACTIVE, JobClass.PREEMPT, JobClass.PREFETCH, JobClass.BACKGROUND, JobClass.SPILL),
+    order=(INTERACTIVE, PREEMPT, PREFETCH, BACKGROUND, SPILL),
     shares=(1, 8, 4, 8, 8),
 )
 #: Into the arena a preemption takes milliseconds, and a whole engine waits for it: with restores first and a share of an eighth, 320 MiB beside steady restores
 #: would take nine times as long as alone. Restores keep a quarter of what goes before them, so it takes 1.45 times as long, with 64 MiB of restores sent ahead.
 ARENA_PRECEDENCE = Precedence(
-    order=(JobClass.PREEMPT, JobClass.INTERACTIVE, JobClass.PREFETCH, JobClass.BACKGROUND, JobClass.SPILL),
+    order=(PREEMPT, INTERACTIVE, PREFETCH, BACKGROUND, SPILL),
     shares=(4, 8, 1, 8, 8),
 )

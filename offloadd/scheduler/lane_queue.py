@@ -7,27 +7,27 @@ in single slices. Which class may send is the arbiter's to say, whose request of
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from offloadd.scheduler.arbiter import Arbiter
 from offloadd.scheduler.fair_queue import Cut, FairQueue, Ticket
-from offloadd.scheduler.job_class import JobClass
+from offloadd.scheduler.job_class import BACKGROUND, EVICTS, INTERACTIVE, SPILL, JobClass
 
 #: Jobs of one lane that may wait in the mover beside its window. Each takes 128 bytes a block there. Were they fewer than a session's requests (64 by default)
 #: have jobs, one engine that does not come would fill the window with the rest of them.
 PARKED_JOBS_MAX = 512
 
 
-@dataclass(frozen=True, slots=True)
-class Portion:
-    """The next `count` blocks of a ticket from `first` on, as the lane's job number `job`."""
+class Portion(NamedTuple):
+    """The next `block_count` blocks of a ticket from `first` on, as the lane's job number `job`."""
 
     job: int
     ticket: int
     first: int
-    count: int
+    block_count: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plan:
     """What to send now, in this order; tickets whose deadline has passed, which are sent no further; when to ask again though nothing happens (0: need not)."""
 
@@ -51,20 +51,19 @@ class Windows:
 
     @classmethod
     def of(cls, *, restore_bytes_in_flight: int, evict_bytes_in_flight: int, evict_job_bytes: int, slice_bytes: int, blocks_max: int) -> "Windows":
-        """Two restore jobs fill their window; turns and first jobs have the length of a slice."""
+        """Two restore jobs fill their window. A turn is as long as the longest job, so that it always suffices for one, and a first job as a slice."""
         return cls(
             restore_bytes_in_flight=restore_bytes_in_flight,
             evict_bytes_in_flight=evict_bytes_in_flight,
             restore_job_bytes=restore_bytes_in_flight // 2,
             evict_job_bytes=evict_job_bytes,
             first_bytes=slice_bytes,
-            quantum_bytes=slice_bytes,
+            quantum_bytes=max(restore_bytes_in_flight // 2, evict_job_bytes),
             blocks_max=blocks_max,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
+class _Running(NamedTuple):
     job_class: JobClass
     size_bytes: int
 
@@ -79,7 +78,7 @@ class LaneQueue:
     def __init__(self, arbiter: Arbiter, windows: Windows) -> None:
         self._arbiter = arbiter
         self._windows = windows
-        self._queues = [FairQueue(windows.quantum_bytes, begin_early=not job_class.is_evict) for job_class in JobClass]
+        self._queues = [FairQueue(windows.quantum_bytes, begin_early=job_class not in EVICTS) for job_class in JobClass]
         self._restore_cut = Cut(windows.restore_job_bytes, windows.first_bytes, windows.blocks_max)
         #: By the length of a portion.
         self._cuts: dict[int, Cut] = {}
@@ -176,13 +175,13 @@ class LaneQueue:
         arbiter = self._arbiter
         arbiter.look(now_ns)
         refused = False
-        wake_ns = 0
         sent = True
         while sent:
             sent = refused = False
+            plan.wake_ns = 0
             for job_class in arbiter.turns():
                 queue = self._queues[job_class]
-                if not queue:
+                if not queue.live:
                     continue
                 cut = self._cut(job_class, now_ns)
                 ticket = self._head(queue, cut, now_ns, plan)
@@ -198,12 +197,12 @@ class LaneQueue:
                 refused = True
                 later_ns = arbiter.wake_ns(job_class, now_ns)
                 if later_ns > now_ns:
-                    wake_ns = min(wake_ns or later_ns, later_ns)
+                    plan.wake_ns = min(plan.wake_ns or later_ns, later_ns)
         if refused:
             arbiter.block(self.wake)
         else:
             arbiter.unblock(self.wake)
-        return Plan(plan.portions, plan.expired, wake_ns if refused else 0)
+        return plan
 
     def _head(self, queue: FairQueue, cut: Cut, now_ns: int, plan: Plan) -> Ticket | None:
         """Whose turn it is, of those that have not expired."""
@@ -226,7 +225,7 @@ class LaneQueue:
         return Portion(self._jobs, ticket.number, first, count)
 
     def _cut(self, job_class: JobClass, now_ns: int) -> Cut:
-        if job_class == JobClass.INTERACTIVE:
+        if job_class == INTERACTIVE:
             return self._restore_cut
         portion_bytes = self._arbiter.portion_bytes(job_class, self._windows.evict_job_bytes, now_ns)
         return self._cuts.get(portion_bytes) or self._cuts.setdefault(portion_bytes, Cut(portion_bytes, 0, self._windows.blocks_max))
@@ -234,9 +233,9 @@ class LaneQueue:
     def _fits(self, job_class: JobClass, size_bytes: int) -> bool:
         """Whether the lane has room. Restores that nobody waits for have a window like that of evicts, and take nothing of theirs."""
         in_flight, window = self._in_flight[job_class], self._windows.evict_bytes_in_flight
-        if job_class == JobClass.INTERACTIVE:
+        if job_class == INTERACTIVE:
             window = self._windows.restore_bytes_in_flight
-        elif job_class in (JobClass.BACKGROUND, JobClass.SPILL):
-            in_flight = self._in_flight[JobClass.BACKGROUND] + self._in_flight[JobClass.SPILL]
+        elif job_class in (BACKGROUND, SPILL):
+            in_flight = self._in_flight[BACKGROUND] + self._in_flight[SPILL]
         # A job longer than the window runs alone rather than never.
         return in_flight == 0 or in_flight + size_bytes <= window

@@ -10,7 +10,6 @@ from offloadd.scheduler.fair_queue import Ticket
 from offloadd.scheduler.job_class import VOLUME_PRECEDENCE, JobClass, Precedence
 from offloadd.scheduler.lane_queue import LaneQueue, Plan, Windows
 
-INTERACTIVE, PREFETCH, PREEMPT, BACKGROUND, SPILL = JobClass
 BLOCK = 10
 
 
@@ -82,10 +81,10 @@ class Volume:
         for queue in self.queues:
             plan = queue.take(self.now_ns)
             for portion in plan.portions:
-                size = portion.count * self._tickets[portion.ticket].block_bytes
+                size = portion.block_count * self._tickets[portion.ticket].block_bytes
                 self.sent.append((portion.ticket, size))
                 self._free_ns = max(self._free_ns, self.now_ns) + size * 1_000_000_000 // self._bytes_per_s
-                self.at(self._free_ns, lambda queue=queue, portion=portion: self._finish(queue, portion.job, portion.ticket, portion.count))  # type: ignore[misc]
+                self.at(self._free_ns, lambda queue=queue, portion=portion: self._finish(queue, portion.job, portion.ticket, portion.block_count))  # type: ignore[misc]
             if plan.wake_ns:
                 self.at(plan.wake_ns, self.pump)
 

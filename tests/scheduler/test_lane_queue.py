@@ -9,9 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from offloadd.scheduler.arbiter import QUIET_NS
 from offloadd.scheduler.fair_queue import Ticket
-from offloadd.scheduler.job_class import ARENA_PRECEDENCE, VOLUME_PRECEDENCE, JobClass, Precedence
+from offloadd.scheduler.job_class import ARENA_PRECEDENCE, BACKGROUND, INTERACTIVE, PREEMPT, PREFETCH, SPILL, VOLUME_PRECEDENCE, JobClass, Precedence
 from offloadd.scheduler.lane_queue import PARKED_JOBS_MAX, LaneQueue
-from tests.scheduler.queues import BACKGROUND, BLOCK, INTERACTIVE, PREEMPT, PREFETCH, SPILL, arbiter_of, queue_of, sent, submit
+from tests.scheduler.queues import BLOCK, arbiter_of, queue_of, sent, submit
 
 
 def is_idle(queue: LaneQueue) -> bool:
@@ -74,20 +74,20 @@ def test_while_a_restore_is_about_one_slice_of_evicts_is_in_flight() -> None:
     queue = queue_of(arbiter_of(slice_bytes=BLOCK), evict=100, evict_job=4 * BLOCK)
     submit(queue, BACKGROUND, 1, count=8)
     (portion,) = queue.take(0).portions
-    assert portion.count == 4, "a long one while none is"
+    assert portion.block_count == 4, "a long one while none is"
     submit(queue, INTERACTIVE, 2)
     (restore,) = queue.take(0).portions
     for job in (portion.job, restore.job):
         queue.finish(job)
     (portion,) = queue.take(QUIET_NS).portions
-    assert (portion.first, portion.count) == (4, 1), "the next restore may come at once"
+    assert (portion.first, portion.block_count) == (4, 1), "the next restore may come at once"
     submit(queue, PREEMPT, 3)
     assert sent(queue.take(QUIET_NS)) == [], "they share the slice"
     queue.finish(portion.job)
     assert sent(queue.take(QUIET_NS)) == [3]
     queue.finish(4)
     (portion,) = queue.take(QUIET_NS + 1).portions
-    assert (portion.first, portion.count) == (5, 3), "long ones again"
+    assert (portion.first, portion.block_count) == (5, 3), "long ones again"
 
 
 def test_two_slices_of_evicts_never_go_between_two_restores() -> None:
@@ -336,10 +336,10 @@ class LaneQueueBesideModel(RuleBasedStateMachine):
         for portion in plan.portions:
             ticket, first = self.waiting.pop(portion.ticket)
             assert not ticket.deadline_ns or ticket.deadline_ns > self.now_ns
-            assert portion.first == first and 1 <= portion.count <= ticket.block_count - first and portion.job not in self.running
-            if first + portion.count < ticket.block_count:
-                self.waiting[portion.ticket] = ticket, first + portion.count
-            self.running[portion.job] = ticket.job_class, portion.count * ticket.block_bytes
+            assert portion.first == first and 1 <= portion.block_count <= ticket.block_count - first and portion.job not in self.running
+            if first + portion.block_count < ticket.block_count:
+                self.waiting[portion.ticket] = ticket, first + portion.block_count
+            self.running[portion.job] = ticket.job_class, portion.block_count * ticket.block_bytes
         assert set(self.running) - self.parked or not self.waiting, "jobs wait for nothing"
 
     @rule(data=st.data())
@@ -424,7 +424,7 @@ def test_every_block_is_sent_exactly_once(tickets: list[tuple[JobClass, int, int
     blocks: list[tuple[int, int]] = []
     while portions := queue.take(0).portions:
         for portion in portions:
-            blocks += [(portion.ticket, block) for block in range(portion.first, portion.first + portion.count)]
+            blocks += [(portion.ticket, block) for block in range(portion.first, portion.first + portion.block_count)]
             queue.finish(portion.job)
     assert sorted(blocks) == [(number, block) for number, (_, _, count, _) in enumerate(tickets) for block in range(count)]
     assert is_idle(queue)

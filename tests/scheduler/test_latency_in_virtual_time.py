@@ -8,9 +8,9 @@ import pytest
 
 from offloadd.scheduler.arbiter import Arbiter
 from offloadd.scheduler.fair_queue import Ticket
-from offloadd.scheduler.job_class import ARENA_PRECEDENCE, VOLUME_PRECEDENCE, JobClass
+from offloadd.scheduler.job_class import ARENA_PRECEDENCE, BACKGROUND, INTERACTIVE, PREEMPT, SPILL, VOLUME_PRECEDENCE, JobClass
 from offloadd.scheduler.lane_queue import LaneQueue, Plan, Portion, Windows
-from tests.scheduler.queues import BACKGROUND, INTERACTIVE, PREEMPT, SPILL, Queue, Volume
+from tests.scheduler.queues import Queue, Volume
 
 MIB = 1 << 20
 #: As by default.
@@ -139,7 +139,7 @@ def test_first_blocks_of_a_long_restore_come_with_a_short_job() -> None:
     queue = volume_queue()
     queue.submit(Ticket(1, INTERACTIVE, 4096, MIB))
     first, second, *_ = queue.take(0).portions
-    assert first.count * MIB == SLICE and second.count * MIB > 3 * SLICE
+    assert first.block_count * MIB == SLICE and second.block_count * MIB > 3 * SLICE
 
 
 @pytest.mark.parametrize("small", [False, True])
