@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ import structlog
 
 from offloadd import clock
 from offloadd.catalog.catalog import Catalog
+from offloadd.catalog.reservation import Reservation, Shortage
 from offloadd.errors import DeadlineExpired, LimitExceeded, PathUnavailable
 from offloadd.model.device_event import EventName
 from offloadd.model.enums import Path, Reason, Tier
@@ -28,6 +29,7 @@ from offloadd.offload.sessions import Session
 from offloadd.offload.traffic import Traffic
 from offloadd.offload.volume_link import VolumeLink
 from offloadd.scheduler.job_class import JobClass
+from offloadd.scheduler.rate import WriteBudget
 
 log = structlog.get_logger()
 
@@ -93,6 +95,8 @@ class Core:
     #: Keys whose evict is under way → set when it is over. A restore of such a key waits for it instead of missing.
     in_flight: dict[bytes, asyncio.Event] = field(default_factory=dict)
     active: dict[int, Active] = field(default_factory=dict)
+    #: By the ordinals of volumes that have one.
+    write_budgets: dict[int, WriteBudget] = field(default_factory=dict)
     draining: bool = False
     #: Verification of headers and checksums on restore. False only in the negative controls of tests: it proves that verification is what protects.
     verify: bool = True
@@ -292,6 +296,16 @@ class Core:
     def volume(self, ordinal: int) -> VolumeLink:
         """The volume with this ordinal in the catalog."""
         return next(volume for volume in self.volumes if volume.ordinal == ordinal)
+
+    def reserve_volume(self, volume: int, slot_bytes: int, count: int) -> Reservation:
+        """Slots to write to, as `Catalog.reserve_volume`, within the volume's write budget."""
+        budget = self.write_budgets.get(volume)
+        if budget is None:
+            return self.catalog.reserve_volume(volume, slot_bytes, count)
+        granted = budget.take(count, slot_bytes, clock.monotonic_ns())
+        reservation = self.catalog.reserve_volume(volume, slot_bytes, granted)
+        budget.give_back(granted - len(reservation), slot_bytes)
+        return replace(reservation, shortage=Shortage.BUDGET) if len(reservation) == granted < count else reservation
 
     def arena_offsets(self, slabs: npt.NDArray[Any], slots: npt.NDArray[Any], slot_bytes: int) -> npt.NDArray[np.uint64]:
         """Byte offsets of arena slots."""

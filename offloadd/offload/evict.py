@@ -38,7 +38,13 @@ RESERVE_BLOCKS = 512
 #: Payload bytes that stay together on one volume when a request is spread over several: one large I/O, and small enough that 16 blocks use four volumes.
 STRIPE_BYTES = 8 << 20
 
-_SHORTAGE_REASONS = {Shortage.FULL: Reason.TIER_FULL, Shortage.TOO_LARGE: Reason.TOO_LARGE, Shortage.OPENING: Reason.DEADLINE, Shortage.NONE: Reason.NO_TIER}
+_SHORTAGE_REASONS = {
+    Shortage.FULL: Reason.TIER_FULL,
+    Shortage.TOO_LARGE: Reason.TOO_LARGE,
+    Shortage.OPENING: Reason.DEADLINE,
+    Shortage.BUDGET: Reason.WRITE_BUDGET,
+    Shortage.NONE: Reason.NO_TIER,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +239,7 @@ class Evictor:
                         continue
                     # The rest in the next turn of the loop: a reservation and its victims take some µs a slot.
                     share, later = share[:RESERVE_BLOCKS], share[RESERVE_BLOCKS:]
-                    reservation = core.catalog.reserve_volume(volume.ordinal, region.slot_bytes, share.shape[0])
+                    reservation = core.reserve_volume(volume.ordinal, region.slot_bytes, share.shape[0])
                     if reservation.shortage != Shortage.NONE:
                         full[volume.ordinal] = reservation.shortage
                     left += [self._part(batch, region, share, volume.ordinal, reservation, parts), later]

@@ -37,6 +37,7 @@ from offloadd.offload.volume_link import VolumeLink, VolumeOptions
 from offloadd.scheduler.arbiter import Arbiter
 from offloadd.scheduler.job_class import ARENA_PRECEDENCE, VOLUME_PRECEDENCE
 from offloadd.scheduler.lane_queue import LaneQueue, Windows
+from offloadd.scheduler.rate import SECOND_NS, TokenBucket, WriteBudget
 from offloadd.tiers.scratch import NO_SCRATCH, Scratch
 
 log = structlog.get_logger()
@@ -274,7 +275,9 @@ class Offload:
         if volume not in self._arbiters:
             # Two lanes may write at a time: while one's slices are gathered the other's are under way.
             evict_bytes = 2 * settings.evict_slices_in_flight * slice_bytes
-            self._arbiters[volume] = Arbiter(VOLUME_PRECEDENCE, slice_bytes=slice_bytes, bytes_in_flight=evict_bytes)
+            rate = self.core.volume(volume).options.evict_bytes_per_s_max
+            evict_rate = TokenBucket(bytes_per_period=rate, period_ns=SECOND_NS, burst_bytes=slice_bytes) if rate else None
+            self._arbiters[volume] = Arbiter(VOLUME_PRECEDENCE, slice_bytes=slice_bytes, bytes_in_flight=evict_bytes, evict_rate=evict_rate)
         return self._arbiters[volume]
 
     def _volume_opened(self, volume: VolumeLink) -> None:
@@ -284,6 +287,8 @@ class Offload:
         opened = volume.opened
         assert opened is not None
         settings = self.settings
+        if volume.options.write_bytes_per_day_max and volume.ordinal not in self.core.write_budgets:
+            self.core.write_budgets[volume.ordinal] = WriteBudget(volume.options.write_bytes_per_day_max)
         whole = Scratch(opened.scratch_offset, opened.scratch_bytes)
         gpus = [device for device in self.core.devices.values() if device.is_gpu]
         for device in self.core.devices.values():

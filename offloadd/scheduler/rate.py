@@ -1,6 +1,9 @@
 """A limit of bytes over time, as a bucket of tokens; the time is an argument."""
 
 SECOND_NS = 1_000_000_000
+DAY_NS = 86_400 * SECOND_NS
+#: Of a day's budget what may be saved up: some hours without evicts must not let a burst of as many follow, and a restart gives no more than this.
+_BUDGET_BURSTS = 24
 
 
 class TokenBucket:
@@ -43,3 +46,20 @@ class TokenBucket:
         """When there is a token: now, or later."""
         left = self.left(now_ns)
         return now_ns if left > 0 else max(now_ns + 1, self._at_ns + -(-(1 - left) * self._period_ns // self._rate))
+
+
+class WriteBudget:
+    """Bytes that a volume may write a day, in slots. After a start there is 1/24 of them: what was written before it is not known."""
+
+    def __init__(self, bytes_per_day: int) -> None:
+        self._tokens = TokenBucket(bytes_per_period=bytes_per_day, period_ns=DAY_NS, burst_bytes=-(-bytes_per_day // _BUDGET_BURSTS))
+
+    def take(self, count: int, slot_bytes: int, now_ns: int) -> int:
+        """Of `count` slots how many may be written; they count as written. The last one may take in advance what comes later."""
+        granted = min(count, -(-max(0, self._tokens.left(now_ns)) // slot_bytes))
+        self._tokens.take(granted * slot_bytes, now_ns)
+        return granted
+
+    def give_back(self, count: int, slot_bytes: int) -> None:
+        """So many were not written after all."""
+        self._tokens.give_back(count * slot_bytes)

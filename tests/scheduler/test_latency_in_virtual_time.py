@@ -10,6 +10,7 @@ from offloadd.scheduler.arbiter import Arbiter
 from offloadd.scheduler.fair_queue import Ticket
 from offloadd.scheduler.job_class import ARENA_PRECEDENCE, BACKGROUND, INTERACTIVE, PREEMPT, SPILL, VOLUME_PRECEDENCE, JobClass
 from offloadd.scheduler.lane_queue import LaneQueue, Plan, Portion, Windows
+from offloadd.scheduler.rate import SECOND_NS, TokenBucket
 from tests.scheduler.queues import Queue, Volume
 
 MIB = 1 << 20
@@ -220,3 +221,20 @@ def test_steady_restores_and_evicts_leave_spills_theirs() -> None:
 def test_preemptions_leave_restores_from_the_arena_a_fifth() -> None:
     found = shares(arena_queue(), (INTERACTIVE, 4 * MIB), (PREEMPT, 320 * MIB))
     assert found[INTERACTIVE] == pytest.approx(1 / 5, abs=0.03)
+
+
+@pytest.mark.parametrize("restores", [False, True])
+def test_evicts_write_what_their_limit_allows_and_restores_have_none(restores: bool) -> None:
+    limit = 100_000_000
+    rate = TokenBucket(bytes_per_period=limit, period_ns=SECOND_NS, burst_bytes=SLICE)
+    queue = volume_queue(Arbiter(VOLUME_PRECEDENCE, slice_bytes=SLICE, bytes_in_flight=2 * EVICT_JOB, evict_rate=rate))
+    volume = Volume(RATE, [queue])
+    for number in range(4 if restores else 0):
+        volume.submit(Ticket(10 + number, INTERACTIVE, 800, BLOCK))
+    for number, job_class in enumerate((PREEMPT, BACKGROUND, SPILL)):
+        volume.submit(Ticket(number, job_class, 400, BLOCK))
+    volume.run()
+    evicted = 3 * 400 * BLOCK
+    # The last job may be written in advance of its tokens.
+    assert (evicted - EVICT_JOB - SLICE) / limit <= max(volume.done_ns.values()) / 1e9 <= evicted / limit + 0.2, "though nothing but time wakes them"
+    assert all(volume.done_ns[10 + number] < 4 * 800 * BLOCK * 1.25 * SECOND_NS / RATE for number in range(4 if restores else 0))
