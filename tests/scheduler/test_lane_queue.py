@@ -109,6 +109,25 @@ def test_two_slices_of_evicts_never_go_between_two_restores() -> None:
     assert yielding.count("y") > 20 and "yy" not in yielding
 
 
+def test_after_a_long_time_of_restores_evicts_do_not_come_between_all_of_the_next_ones() -> None:
+    queue = queue_of(restore=BLOCK)
+    submit(queue, BACKGROUND, *range(1000, 1100))
+    (slow, *_) = queue.take(0).portions
+    submit(queue, INTERACTIVE, *range(900))
+    passed: list[int] = []
+    for _ in range(800):
+        (portion,) = [one for one in queue.take(0).portions if one.ticket < 1000] or [None]
+        assert portion is not None
+        queue.finish(portion.job)
+    for job in list(queue._running):
+        queue.finish(job)
+    while len(passed) < 40:
+        for portion in queue.take(0).portions:
+            passed.append(portion.ticket)
+            queue.finish(portion.job)
+    assert slow.ticket == 1000 and 3 <= sum(ticket >= 1000 for ticket in passed) <= 8
+
+
 def test_a_job_larger_than_the_window_runs_alone() -> None:
     for job_class in JobClass:
         queue = queue_of(restore=100, evict=100)
@@ -252,6 +271,15 @@ def test_a_restore_of_one_lane_holds_back_the_spills_of_another_on_its_volume() 
     other = queue_of()
     submit(other, SPILL, 1)
     assert sent(other.take(0)) == [1], "another volume's"
+
+
+def test_spills_of_one_lane_leave_the_preemptions_of_another_their_room() -> None:
+    host, gpu, _ = two_lanes()
+    submit(host, SPILL, *range(1, 9))
+    assert len(sent(host.take(0))) == 4, "the volume's window"
+    submit(gpu, BACKGROUND, 1)
+    submit(gpu, PREEMPT, 2, 3)
+    assert sent(gpu.take(0)) == [2, 3]
 
 
 def test_lanes_of_one_volume_write_in_turn_beside_restores() -> None:
