@@ -82,6 +82,9 @@ class Mover:
                     return
                 await asyncio.sleep(0)
 
+    def copied(self, job: Job) -> None:
+        self.channel.send(Copied(job=job.job, count=len(job.blocks) // BLOCK_DTYPE.itemsize))
+
     def done(self, job: Job) -> None:
         positions = np.frombuffer(job.blocks, dtype=BLOCK_DTYPE)["position"]
         results = np.zeros(positions.shape[0], dtype=RESULT_DTYPE)
@@ -121,11 +124,11 @@ async def test_a_move_is_copied_when_every_source_is_those_that_were_not_sent_ye
     move = mover.submit(10)
     sent = mover.jobs()
     for job in sent:
-        mover.channel.send(Copied(job=job.job, count=len(job.blocks) // BLOCK_DTYPE.itemsize))
+        mover.copied(job)
         mover.done(job)
     last = await mover.next_jobs()
     assert not move.copied
-    mover.channel.send(Copied(job=last[0].job, count=3))
+    mover.copied(last[0])
     await until(move, "copied")
     assert not move.done
     mover.lane.disconnect()
@@ -137,10 +140,14 @@ async def test_what_was_not_sent_is_taken_back_and_the_rest_ends_by_itself() -> 
     sent = mover.jobs()
     mover.lane.abandon(move, Reason.CANCELLED)
     assert move.reasons.tolist() == [PENDING] * 7 + [Reason.CANCELLED] * 3 and not move.copied
+    assert mover.lane._queue.waiting_count == 1
+    for job in sent:
+        mover.copied(job)
+    await until(move, "copied")
     for job in sent:
         mover.done(job)
     await until(move, "done")
-    assert move.copied and move.reasons.tolist() == [0] * 7 + [Reason.CANCELLED] * 3
+    assert move.reasons.tolist() == [0] * 7 + [Reason.CANCELLED] * 3
     jobs = await mover.next_jobs()
     assert jobs[0].move == other.number
     mover.lane.disconnect()
@@ -170,7 +177,10 @@ async def test_a_mover_that_dies_costs_what_it_was_sent_and_its_successor_gets_t
     assert move.reasons.tolist() == [Reason.WORKER_LOST] * 7 + [PENDING] * 3
     mover.connect()
     (last,) = mover.jobs()
-    assert positions([last]) == [[7, 8, 9]]
+    assert positions([last]) == [[7, 8, 9]] and not move.copied
+    mover.copied(last)
+    await until(move, "copied")
+    assert not move.done
     mover.done(last)
     await until(move, "done")
     assert move.reasons.tolist() == [Reason.WORKER_LOST] * 7 + [0] * 3
