@@ -294,6 +294,7 @@ class Evictor:
             if part.volume >= 0 and place not in paths:
                 paths[place] = core.path_to(part.region.device, part.volume, options.path, Direction.EVICT, by_volume[place])
         lanes: dict[tuple[int, int], Lane] = {}
+        move.filling()
         for (volume, number), group in by_lane.items():
             region = group[0].region
             blocks = new_blocks(sum(part.chosen.shape[0] for part in group))
@@ -327,6 +328,7 @@ class Evictor:
                 after_event=options.source_ready,
                 require_path=options.require_path,
             )
+        move.filled()
         return _Sent(over, lanes)
 
     def _fill(self, records: npt.NDArray[Any], part: _Part, options: EvictOptions) -> None:

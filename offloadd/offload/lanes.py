@@ -96,6 +96,8 @@ class Lane:
             self._queue.serve(False)
             for job, sent in list(self._sent.items()):
                 self._lose(job, sent)
+            # It holds up no other any more.
+            self.pump()
 
         if self._channel is not None:
             # The end of a mover that has gone may be told here after its successor's start.
@@ -113,7 +115,9 @@ class Lane:
         for part in list(self._parts.values()):
             self._give_up(part, Reason.WORKER_LOST)
         self._queue.reset()
-        self._set_timer(0, 0)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     @property
     def connected(self) -> bool:
@@ -151,8 +155,8 @@ class Lane:
         plan = self._queue.take(now_ns)
         for portion in plan.portions:
             self._channel.send(self._job(portion))
-        if self._timer is not None or plan.wake_ns:
-            self._set_timer(plan.wake_ns, now_ns)
+        if plan.wake_ns:
+            self._wake_at(plan.wake_ns, now_ns)
         for ticket in plan.expired:
             self._give_up(self._parts[ticket], Reason.DEADLINE)
 
@@ -166,16 +170,29 @@ class Lane:
         self._sent[portion.job] = _Sent(part, blocks, portion.block_count, uncopied)
         return msgspec.structs.replace(part.order, job=portion.job, blocks=blocks.tobytes())
 
-    def _set_timer(self, wake_ns: int, now_ns: int) -> None:
+    def _wake_at(self, wake_ns: int, now_ns: int) -> None:
+        loop = asyncio.get_running_loop()
+        when_s = loop.time() + max(0, wake_ns - now_ns) / 1e9
         if self._timer is not None:
+            # One that runs out sooner asks again for itself.
+            if self._timer.when() <= when_s:
+                return
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later((wake_ns - now_ns) / 1e9, self.pump) if wake_ns else None
+        self._timer = loop.call_at(when_s, self._timed)
+
+    def _timed(self) -> None:
+        self._timer = None
+        self.pump()
 
     def abandon(self, move: Move, reason: Reason) -> None:
         """Blocks of this move that were not sent yet will not be, and get this reason."""
-        for part in list(self._parts_of.get(move.number, ())):
+        mine = list(self._parts_of.get(move.number, ()))
+        for part in mine:
             self._queue.drop(part.order.job)
             self._give_up(part, reason)
+        if mine:
+            # What they held up may go, on this lane and on others.
+            self.pump()
 
     def _on_answer(self, answer: LaneAnswer, fds: list[int]) -> None:
         sent = self._sent.get(answer.job)

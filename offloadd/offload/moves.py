@@ -14,6 +14,8 @@ from offloadd.mover.messages import SliceDone
 #: What tells ways apart in an answer.
 WayName = tuple[Tier, Path, Way]
 
+#: In place of a part's number; those are never negative.
+_FILLING = -1
 #: In `Move.reasons`: no result yet.
 PENDING = 0xFFFFFFFF
 
@@ -106,6 +108,14 @@ class Move:
     def sent(self, part: int, count: int) -> None:
         """A part with this many blocks, whose sources will be read, belongs to the move."""
         self._uncopied[part] = count
+
+    def filling(self) -> None:
+        """Parts are being queued: whatever becomes of the first of them at once, the move is not copied before `filled`."""
+        self._uncopied[_FILLING] = 1
+
+    def filled(self) -> None:
+        """All parts have been queued."""
+        self.on_copied(_FILLING, 1)
 
     def on_copied(self, part: int, count: int) -> None:
         """The sources of `count` more blocks of a part are free."""

@@ -2,22 +2,40 @@
 
 Restores start at once. Everything below them starts while none of them waits or runs, save a minimum share, counted in bytes; and while restores are about, one
 slice of it at a time, so that a restore waits for one slice at most. The arena's lanes have an arbiter each: they share no device.
+
+A lane that stands still (its mover hangs, or its way to the volume) holds up no other for longer than STALLED_NS.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from offloadd.scheduler.job_class import BACKGROUND, EVICTS, INTERACTIVE, PREEMPT, SPILL, JobClass, Precedence
 from offloadd.scheduler.rate import TokenBucket
 
 #: Restores are about for so long after the last one: the next one finds one slice of evicts in its way, and not the whole window.
 QUIET_NS = 1_000_000_000
+#: A job that has been in flight for so long stands still; a slice takes milliseconds.
+STALLED_NS = 5_000_000_000
+
+
+@dataclass(eq=False, slots=True)
+class Running:
+    """A job that was sent. `on_stalled` is called once when it stands still. `counted`: its bytes are in flight; the arbiter's."""
+
+    job_class: JobClass
+    size_bytes: int
+    on_stalled: Callable[[], None]
+    counted: bool = False
+    stalled: bool = False
+    over: bool = False
 
 
 class Arbiter:
     """`slice_bytes`: what may be in flight of evicts (and as much of prefetches) while restores are about; else `bytes_in_flight`. `evict_rate` limits what is
     written.
 
-    Its lanes tell what waits (`enter`, `leave`) and what is in flight (`start`, `stop`), and ask `allows` before they send.
+    Its lanes tell what waits (`enter`, `leave`) and what is in flight (`start` to `finish`), and ask `allows` before they send.
     """
 
     def __init__(self, precedence: Precedence, *, slice_bytes: int, bytes_in_flight: int, evict_rate: TokenBucket | None = None) -> None:
@@ -43,6 +61,9 @@ class Arbiter:
         self._gave_way = False
         self._restored_ns = -QUIET_NS - 1
         self._blocked: dict[Callable[[], None], None] = {}
+        #: What was sent, and when; what is over leaves it from the front.
+        self._sent: deque[tuple[int, Running]] = deque()
+        self._now_ns = 0
 
     # -- what lanes tell -------------------------------------------------------------------------------------------------------------
 
@@ -58,8 +79,9 @@ class Arbiter:
             # Nothing is saved up, and what it took in advance stands.
             self._owed[job_class] = min(0, self._owed[job_class])
 
-    def start(self, job_class: JobClass, size_bytes: int, now_ns: int) -> None:
-        """So many bytes are sent, which `allows` has allowed."""
+    def start(self, running: Running, now_ns: int) -> None:
+        """A job is sent, which `allows` has allowed."""
+        job_class, size_bytes = running.job_class, running.size_bytes
         if self._is_held(job_class):
             self._owed[job_class] -= size_bytes
             self._gave_way |= self._yields[job_class]
@@ -72,23 +94,41 @@ class Arbiter:
                 self._owed[other] = min(self._owed[other] + size_bytes // self._shares[other], self._owed_bytes_max)
         if job_class in EVICTS and self._evict_rate is not None:
             self._evict_rate.take(size_bytes, now_ns)
-        self._in_flight[job_class] += size_bytes
         self._starts += 1
         self._started[job_class] = self._starts
+        self._now_ns = now_ns
+        self.resume(running)
 
-    def stop(self, job_class: JobClass, size_bytes: int) -> None:
-        """So many are not in flight any more."""
-        self._in_flight[job_class] -= size_bytes
-        assert self._in_flight[job_class] >= 0, "more bytes came back than were sent"
+    def pause(self, running: Running) -> None:
+        """It is not in flight for a time: it waits for its engine."""
+        if running.counted:
+            running.counted = False
+            self._in_flight[running.job_class] -= running.size_bytes
 
-    def resume(self, job_class: JobClass, size_bytes: int) -> None:
-        """So many are in flight again, whether or not there is room (a job whose engine has come)."""
-        self._in_flight[job_class] += size_bytes
+    def resume(self, running: Running) -> None:
+        """It is in flight again, whether or not there is room."""
+        if not running.stalled:
+            running.counted = True
+            self._in_flight[running.job_class] += running.size_bytes
+            self._sent.append((self._now_ns, running))
+
+    def finish(self, running: Running) -> None:
+        """It is over."""
+        self.pause(running)
+        running.over = True
 
     # -- what lanes ask --------------------------------------------------------------------------------------------------------------
 
     def look(self, now_ns: int) -> None:
         """The time has come to this; before each round of `allows`."""
+        self._now_ns = now_ns
+        sent = self._sent
+        while sent and (sent[0][1].over or sent[0][0] + STALLED_NS <= now_ns):
+            _, running = sent.popleft()
+            if running.counted:
+                self.pause(running)
+                running.stalled = True
+                running.on_stalled()
         if self._waiting[INTERACTIVE] or self._in_flight[INTERACTIVE]:
             self._restored_ns = now_ns
 
@@ -115,9 +155,16 @@ class Arbiter:
             return False
         if job_class == INTERACTIVE:
             return True
-        return self._fits(job_class, size_bytes, now_ns) and self.wake_ns(job_class, now_ns) <= now_ns
+        return self._fits(job_class, size_bytes, now_ns) and self._rate_ns(job_class, now_ns) <= now_ns
 
     def wake_ns(self, job_class: JobClass, now_ns: int) -> int:
+        """When to ask again for a class that was refused, though nothing happens until then; 0 if only an event can help."""
+        rate_ns = self._rate_ns(job_class, now_ns)
+        if rate_ns > now_ns:
+            return rate_ns
+        return self._sent[0][0] + STALLED_NS if self._sent else 0
+
+    def _rate_ns(self, job_class: JobClass, now_ns: int) -> int:
         """When the limit of what is written lets this class send: now, or later."""
         return self._evict_rate.ready_ns(now_ns) if job_class in EVICTS and self._evict_rate is not None else now_ns
 

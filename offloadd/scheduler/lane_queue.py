@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from offloadd.scheduler.arbiter import Arbiter
+from offloadd.scheduler.arbiter import Arbiter, Running
 from offloadd.scheduler.fair_queue import Cut, FairQueue, Ticket
 from offloadd.scheduler.job_class import BACKGROUND, EVICTS, INTERACTIVE, SPILL, JobClass
 
@@ -63,11 +63,6 @@ class Windows:
         )
 
 
-class _Running(NamedTuple):
-    job_class: JobClass
-    size_bytes: int
-
-
 class LaneQueue:
     """Decides what the lane is sent next.
 
@@ -83,12 +78,16 @@ class LaneQueue:
         #: By the length of a portion.
         self._cuts: dict[int, Cut] = {}
         self._classes: dict[int, JobClass] = {}
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, Running] = {}
         #: Those of `_running` that wait for their engines: their bytes are not counted.
         self._parked: set[int] = set()
         self._in_flight = [0] * len(JobClass)
         self._jobs = 0
         self._served = True
+        #: Jobs that stand still.
+        self._stalled_count = 0
+        #: What waits here holds back other lanes.
+        self._counts = True
         #: Called when a lane of the same volume may have made room for this one's work.
         self.wake: Callable[[], None] = lambda: None
 
@@ -98,7 +97,7 @@ class LaneQueue:
         """Blocks want to go. Numbers are unique on the lane."""
         self._queues[ticket.job_class].add(ticket)
         self._classes[ticket.number] = ticket.job_class
-        if self._served:
+        if self._counts:
             self._arbiter.enter(ticket.job_class)
 
     def drop(self, number: int) -> None:
@@ -106,20 +105,30 @@ class LaneQueue:
         job_class = self._classes.pop(number, None)
         if job_class is not None:
             self._queues[job_class].drop(number)
-            if self._served:
+            if self._counts:
                 self._arbiter.leave(job_class)
 
     def serve(self, served: bool) -> None:
         """Whether a mover takes what is sent. What waits for one that is away holds up nobody else."""
-        if served != self._served:
-            self._served = served
+        self._served = served
+        self._recount()
+        if not served:
+            self._arbiter.unblock(self.wake)
+
+    def _stall(self) -> None:
+        """A job stands still. What waits behind it holds up nobody else."""
+        self._stalled_count += 1
+        self._recount()
+
+    def _recount(self) -> None:
+        counts = self._served and not self._stalled_count
+        if counts != self._counts:
+            self._counts = counts
             for job_class in self._classes.values():
-                if served:
+                if counts:
                     self._arbiter.enter(job_class)
                 else:
                     self._arbiter.leave(job_class)
-            if not served:
-                self._arbiter.unblock(self.wake)
 
     @property
     def waiting_count(self) -> int:
@@ -130,30 +139,33 @@ class LaneQueue:
 
     def finish(self, job: int) -> None:
         """A job that was sent is over. Unknown jobs (a lane that was reset) are ignored."""
-        self.unpark(job)
         running = self._running.pop(job, None)
-        if running is not None:
-            self._count(running, -1)
+        if running is None:
+            return
+        self._arbiter.finish(running)
+        if job in self._parked:
+            self._parked.remove(job)
+        else:
+            self._in_flight[running.job_class] -= running.size_bytes
+        if running.stalled:
+            self._stalled_count -= 1
+            self._recount()
 
     def park(self, job: int) -> None:
         """A job that was sent waits for its engine. Unknown jobs are ignored."""
         running = self._running.get(job)
         if running is not None and job not in self._parked and len(self._parked) < PARKED_JOBS_MAX:
             self._parked.add(job)
-            self._count(running, -1)
+            self._in_flight[running.job_class] -= running.size_bytes
+            self._arbiter.pause(running)
 
     def unpark(self, job: int) -> None:
         """It does not wait any more, whether or not there is room: nothing else is sent until there is. Jobs that are not parked are ignored."""
         if job in self._parked:
             self._parked.remove(job)
-            self._count(self._running[job], 1)
-
-    def _count(self, running: _Running, sign: int) -> None:
-        self._in_flight[running.job_class] += sign * running.size_bytes
-        if sign < 0:
-            self._arbiter.stop(running.job_class, running.size_bytes)
-        else:
-            self._arbiter.resume(running.job_class, running.size_bytes)
+            running = self._running[job]
+            self._in_flight[running.job_class] += running.size_bytes
+            self._arbiter.resume(running)
 
     def reset(self) -> None:
         """The lane is gone: forget everything."""
@@ -195,8 +207,7 @@ class LaneQueue:
                     sent = True
                     break
                 refused = True
-                later_ns = arbiter.wake_ns(job_class, now_ns)
-                if later_ns > now_ns:
+                if later_ns := arbiter.wake_ns(job_class, now_ns):
                     plan.wake_ns = min(plan.wake_ns or later_ns, later_ns)
         if refused:
             arbiter.block(self.wake)
@@ -215,13 +226,13 @@ class LaneQueue:
         self._jobs += 1
         first = ticket.taken
         queue.take(ticket, count)
-        running = _Running(ticket.job_class, count * ticket.block_bytes)
-        self._running[self._jobs] = running
+        running = self._running[self._jobs] = Running(ticket.job_class, count * ticket.block_bytes, self._stall)
         self._in_flight[running.job_class] += running.size_bytes
-        self._arbiter.start(running.job_class, running.size_bytes, now_ns)
+        self._arbiter.start(running, now_ns)
         if ticket.taken == ticket.block_count:
             del self._classes[ticket.number]
-            self._arbiter.leave(ticket.job_class)
+            if self._counts:
+                self._arbiter.leave(ticket.job_class)
         return Portion(self._jobs, ticket.number, first, count)
 
     def _cut(self, job_class: JobClass, now_ns: int) -> Cut:

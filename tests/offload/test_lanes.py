@@ -14,8 +14,8 @@ from offloadd.mover.messages import Copied, Job, Operation, SliceDone
 from offloadd.offload.lanes import Lane
 from offloadd.offload.moves import PENDING, Move
 from offloadd.scheduler.arbiter import Arbiter
-from offloadd.scheduler.job_class import ARENA_PRECEDENCE, BACKGROUND, INTERACTIVE, PREEMPT, VOLUME_PRECEDENCE, JobClass
-from offloadd.scheduler.rate import SECOND_NS, TokenBucket
+from offloadd.scheduler.job_class import ARENA_PRECEDENCE, BACKGROUND, INTERACTIVE, PREEMPT, PREFETCH, VOLUME_PRECEDENCE, JobClass
+from offloadd.scheduler.rate import DAY_NS, SECOND_NS, TokenBucket
 from tests.offload.queues import queue_of
 
 BLOCK_BYTES = 4096
@@ -49,7 +49,7 @@ class Mover:
         move = Move(number=self.moves, count=count)
         blocks = np.zeros(count, dtype=BLOCK_DTYPE)
         blocks["position"] = np.arange(count)
-        operation = Operation.RESTORE if job_class == INTERACTIVE else Operation.EVICT
+        operation = Operation.RESTORE if job_class in (INTERACTIVE, PREFETCH) else Operation.EVICT
         order = Job(job=1000 + self.moves, move=self.moves, operation=operation, slot_bytes=BLOCK_BYTES, blocks=b"", deadline_ns=deadline_ns)
         self.lane.submit(move, order, blocks, job_class)
         return move
@@ -201,6 +201,33 @@ async def test_an_evict_that_a_restore_of_another_lane_held_back_is_sent_when_th
     gpu.lane.disconnect()
 
 
+async def test_an_evict_that_a_restore_of_another_lane_held_back_is_sent_when_its_mover_dies() -> None:
+    arbiter = arbiter_of()
+    host, gpu = Mover(arbiter), Mover(arbiter)
+    gpu.submit(1, INTERACTIVE)
+    host.submit(1, BACKGROUND)
+    assert host.jobs() == []
+    await gpu.die()
+    assert len(host.jobs()) == 1
+    host.lane.disconnect()
+    gpu.lane.disconnect()
+
+
+async def test_what_a_request_held_up_goes_when_that_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "monotonic_ns", lambda: SECOND_NS)
+    # Evicts have written what they may for a day.
+    arbiter = arbiter_of(TokenBucket(bytes_per_period=BLOCK_BYTES, period_ns=DAY_NS, burst_bytes=BLOCK_BYTES))
+    host, gpu = Mover(arbiter), Mover(arbiter)
+    gpu.submit(1)
+    preemption = gpu.submit(1)
+    host.submit(1, PREFETCH)
+    assert len(gpu.jobs()) == 1 and host.jobs() == []
+    gpu.lane.abandon(preemption, Reason.CANCELLED)
+    assert len(host.jobs()) == 1
+    host.lane.disconnect()
+    gpu.lane.disconnect()
+
+
 async def test_a_restore_of_a_mover_that_is_away_holds_back_no_evict_of_another_lane() -> None:
     arbiter = arbiter_of()
     host, gpu = Mover(arbiter), Mover(arbiter)
@@ -228,11 +255,15 @@ async def test_a_lane_that_waits_for_its_limit_sends_when_it_may_though_nothing_
     mover.lane.disconnect()
 
 
-def test_a_part_that_fails_before_the_others_are_sent_does_not_make_a_move_copied() -> None:
-    move = Move(number=1, count=3)
+def test_a_part_that_is_over_before_the_others_are_queued_does_not_make_a_move_copied() -> None:
+    move = Move(number=1, count=4)
+    move.filling()
     move.fail(np.array([0], dtype=np.uint32), int(Reason.NO_TIER))
+    move.sent(6, 1)
+    move.on_copied(6, 1)
     assert not move.copied
     move.sent(7, 2)
+    move.filled()
     move.on_copied(7, 1)
     assert not move.copied
     move.on_copied(7, 1)

@@ -63,6 +63,7 @@ class Volume:
         self._bytes_per_s = bytes_per_s
         self._calls: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
+        self._wakes: set[int] = set()
         self._free_ns = 0
         self._tickets: dict[int, Ticket] = {}
         self._left: dict[int, int] = {}
@@ -85,7 +86,8 @@ class Volume:
                 self.sent.append((portion.ticket, size))
                 self._free_ns = max(self._free_ns, self.now_ns) + size * 1_000_000_000 // self._bytes_per_s
                 self.at(self._free_ns, lambda queue=queue, portion=portion: self._finish(queue, portion.job, portion.ticket, portion.block_count))  # type: ignore[misc]
-            if plan.wake_ns:
+            if plan.wake_ns and plan.wake_ns not in self._wakes:
+                self._wakes.add(plan.wake_ns)
                 self.at(plan.wake_ns, self.pump)
 
     def _finish(self, queue: Queue, job: int, ticket: int, count: int) -> None:

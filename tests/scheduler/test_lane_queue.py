@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from offloadd.scheduler.arbiter import QUIET_NS
+from offloadd.scheduler.arbiter import QUIET_NS, STALLED_NS
 from offloadd.scheduler.fair_queue import Ticket
 from offloadd.scheduler.job_class import ARENA_PRECEDENCE, BACKGROUND, INTERACTIVE, PREEMPT, PREFETCH, SPILL, VOLUME_PRECEDENCE, JobClass, Precedence
 from offloadd.scheduler.lane_queue import PARKED_JOBS_MAX, LaneQueue
@@ -321,6 +321,39 @@ def test_what_waits_for_a_mover_that_is_away_holds_up_no_other_lane() -> None:
     assert is_idle(gpu) is False and sent(host.take(0)) == [2], "of the other lane's"
 
 
+@pytest.mark.parametrize("job_class", [INTERACTIVE, SPILL])
+def test_a_lane_that_stands_still_holds_up_no_other_for_longer_than_a_few_seconds(job_class: JobClass) -> None:
+    host, gpu, _ = two_lanes()
+    submit(gpu, job_class, *range(1, 41))
+    stuck = gpu.take(0)
+    assert len(stuck.portions) == (10 if job_class == INTERACTIVE else 4), "its window"
+    submit(host, SPILL, 1, 2)
+    plan = host.take(1)
+    assert sent(plan) == [] and plan.wake_ns == STALLED_NS, "nothing else would wake it"
+    # What waits behind it holds up nobody either.
+    assert sent(host.take(STALLED_NS - 1)) == [] and sent(host.take(STALLED_NS))[0] == 1
+    submit(gpu, INTERACTIVE, 50)
+    host.finish(1)
+    submit(host, SPILL, 3)
+    assert sent(host.take(STALLED_NS + 2 * QUIET_NS))[-1] == 3, "long after the last restore"
+    for portion in stuck.portions:
+        gpu.finish(portion.job)
+    # It moves again, and counts again.
+    submit(host, SPILL, 4)
+    assert sent(host.take(STALLED_NS + 2 * QUIET_NS)) == []
+
+
+def test_a_job_that_waited_for_its_engine_stands_still_only_from_then_on() -> None:
+    host, gpu, _ = two_lanes()
+    submit(gpu, INTERACTIVE, 1)
+    gpu.take(0)
+    gpu.park(1)
+    assert sent(host.take(2 * STALLED_NS)) == []
+    gpu.unpark(1)
+    submit(host, SPILL, 1)
+    assert sent(host.take(3 * STALLED_NS - 1)) == [] and sent(host.take(3 * STALLED_NS)) == [1]
+
+
 # -- against a model -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -334,6 +367,8 @@ class LaneQueueBesideModel(RuleBasedStateMachine):
         self.queue = queue_of(arbiter, restore=restore, evict=evict, restore_job=30, evict_job=30)
         self.waiting: dict[int, tuple[Ticket, int]] = {}
         self.running: dict[int, tuple[JobClass, int]] = {}
+        self.sent_ns: dict[int, int] = {}
+        self.stalled: set[int] = set()
         self.parked: set[int] = set()
         self.number = 0
         self.now_ns = 0
@@ -358,6 +393,7 @@ class LaneQueueBesideModel(RuleBasedStateMachine):
     @rule()
     def take(self) -> None:
         plan = self.queue.take(self.now_ns)
+        self.stalled |= {job for job in self.running if job not in self.parked and self.sent_ns[job] + STALLED_NS <= self.now_ns}
         for number in plan.expired:
             ticket, _ = self.waiting.pop(number)
             assert 0 < ticket.deadline_ns <= self.now_ns
@@ -368,6 +404,7 @@ class LaneQueueBesideModel(RuleBasedStateMachine):
             if first + portion.block_count < ticket.block_count:
                 self.waiting[portion.ticket] = ticket, first + portion.block_count
             self.running[portion.job] = ticket.job_class, portion.block_count * ticket.block_bytes
+            self.sent_ns[portion.job] = self.now_ns
         assert set(self.running) - self.parked or not self.waiting, "jobs wait for nothing"
 
     @rule(data=st.data())
@@ -431,12 +468,16 @@ class LaneQueueBesideModel(RuleBasedStateMachine):
         if not hasattr(self, "queue"):
             return
         arbiter = self.queue._arbiter
-        waiting = Counter(ticket.job_class for ticket, _ in self.waiting.values())
+        stalled = self.stalled & self.running.keys()
+        waiting = Counter(ticket.job_class for ticket, _ in self.waiting.values() if not stalled)
         assert [waiting[job_class] for job_class in JobClass] == arbiter._waiting
         in_flight: Counter[JobClass] = Counter()
         for job, (job_class, size) in self.running.items():
             in_flight[job_class] += 0 if job in self.parked else size
-        assert [in_flight[job_class] for job_class in JobClass] == arbiter._in_flight == self.queue._in_flight
+        assert [in_flight[job_class] for job_class in JobClass] == self.queue._in_flight
+        for job in stalled - self.parked:
+            in_flight[self.running[job][0]] -= self.running[job][1]
+        assert [in_flight[job_class] for job_class in JobClass] == arbiter._in_flight
         assert self.queue.waiting_count == len(self.waiting)
 
 
