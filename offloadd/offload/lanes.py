@@ -219,6 +219,9 @@ class Lane:
             move.on_slice(answer, self._ways[answer.way], count)
             return
         self._forget(answer.job)
+        if sent.uncopied:
+            # Not every kind of job tells its copies before its results, and what failed tells none.
+            move.on_copied(sent.part.order.job, sent.uncopied)
         move.on_slice(answer, self._ways[answer.way], count)
         self.pump()
 

@@ -134,6 +134,17 @@ async def test_a_move_is_copied_when_every_source_is_those_that_were_not_sent_ye
     mover.lane.disconnect()
 
 
+async def test_the_sources_of_a_job_that_is_over_are_free_whether_or_not_it_told_so() -> None:
+    mover = Mover()
+    move = mover.submit(8)
+    first, second = mover.jobs()
+    mover.copied(second)
+    mover.done(first)
+    await until(move, "copied")
+    assert not move.done
+    mover.lane.disconnect()
+
+
 async def test_what_was_not_sent_is_taken_back_and_the_rest_ends_by_itself() -> None:
     mover = Mover()
     move, other = mover.submit(10), mover.submit(4)
