@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,10 @@ from .daemon_process import DaemonProcess
 from .engine_memory import Engine, flat
 
 
+def _thread_states(pid: int) -> list[str]:
+    return [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").iterdir()]
+
+
 @pytest.fixture
 def stuck(daemon: DaemonProcess, client: Client) -> Iterator[Engine]:
     """An engine with 16 durable blocks, and a mover that does nothing until the test is over."""
@@ -24,6 +29,8 @@ def stuck(daemon: DaemonProcess, client: Client) -> Iterator[Engine]:
     engine.wipe()
     pid = daemon.worker_pid("mover")
     os.kill(pid, signal.SIGSTOP)
+    # Its threads stop when one of them has taken the signal, which may wait for a core: until then another would still do a job.
+    daemon.wait_until(lambda: set(_thread_states(pid)) == {"T"}, "the stop of every thread")
     yield engine
     os.kill(pid, signal.SIGCONT)
     # It goes on, and what it was asked meanwhile did no harm: nothing was written to the engine after the answers.
