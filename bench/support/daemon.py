@@ -14,9 +14,9 @@ from offloadd.catalog.index import keys_array
 from offloadd.config.schema import Config
 from offloadd.daemon.app import Daemon
 from offloadd.daemon.logs import configure
-from offloadd.mover.messages import JOB_BLOCKS_MAX, Job, Operation
+from offloadd.mover.messages import Job, Operation
 from offloadd.offload.core import new_blocks
-from offloadd.scheduler.lane_queue import JobClass
+from offloadd.scheduler.job_class import JobClass
 from offloadd.units import MIB
 
 Result = TypeVar("Result")
@@ -106,19 +106,15 @@ class DaemonThread:
         lane = core.host.volume_lane(0)
         assert lane is not None
         move = core.new_move(count)
-        per_job = max(1, min(JOB_BLOCKS_MAX, lane.read_bytes_max // slot_bytes))
-        for first in range(0, count, per_job):
-            job = Job(
-                # Far from the numbers that the front gives out.
-                job=(move.number << 32) + first,
-                move=move.number,
-                operation=Operation.READ_ONLY,
-                slot_bytes=slot_bytes,
-                blocks=blocks[first : first + per_job].tobytes(),
-                submitted_ns=clock.monotonic_ns(),
-            )
-            lane.enqueue(move, job, JobClass.RESTORE)
-        lane.pump()
+        order = Job(
+            job=move.number,
+            move=move.number,
+            operation=Operation.READ_ONLY,
+            slot_bytes=slot_bytes,
+            blocks=b"",
+            submitted_ns=clock.monotonic_ns(),
+        )
+        lane.submit(move, order, blocks, JobClass.INTERACTIVE)
         await move.finished.wait()
         core.catalog.unpin(sources.rows)
         core.host.mover.forget_move(move.number)

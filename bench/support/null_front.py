@@ -22,11 +22,14 @@ from offloadd.model.enums import AckLevel, EvictStatus, RestoreStatus, Tier
 from offloadd.model.enums import Path as Way
 from offloadd.model.namespace import KeyMaker
 from offloadd.model.requests import BlockBatch, EvictOptions, RestoreOptions
+from offloadd.mover.messages import JOB_BLOCKS_MAX
 from offloadd.offload.core import Core
 from offloadd.offload.lanes import Lane
 from offloadd.offload.namespaces import NamespaceEntry
 from offloadd.offload.sessions import Session
-from offloadd.scheduler.lane_queue import LaneQueue
+from offloadd.scheduler.arbiter import Arbiter
+from offloadd.scheduler.job_class import VOLUME_PRECEDENCE
+from offloadd.scheduler.lane_queue import LaneQueue, Windows
 from offloadd.tiers.format import slot_bytes_for, slot_count_for
 from offloadd.units import GIB, MIB
 
@@ -115,14 +118,20 @@ class NullFront:
 
     def _lane(self, ordinal: int) -> Lane:
         write_bytes = THREADS * STAGING_SLOT_BYTES
+        arbiter = Arbiter(VOLUME_PRECEDENCE, slice_bytes=STAGING_SLOT_BYTES, bytes_in_flight=2 * write_bytes)
+        windows = Windows.of(
+            restore_bytes_in_flight=RESTORE_BYTES_IN_FLIGHT,
+            evict_bytes_in_flight=write_bytes,
+            evict_job_bytes=write_bytes,
+            slice_bytes=STAGING_SLOT_BYTES,
+            blocks_max=JOB_BLOCKS_MAX,
+        )
         lane = Lane(
             number=1 + ordinal,
             name=f"null {ordinal}",
             tier=Tier.VOLUME,
             path=Way.HOST,
-            queue=LaneQueue(restore_bytes_in_flight=RESTORE_BYTES_IN_FLIGHT, evict_bytes_in_flight=write_bytes, evict_share=8),
-            read_bytes_max=RESTORE_BYTES_IN_FLIGHT // 2,
-            write_bytes_max=write_bytes,
+            queue=LaneQueue(arbiter, windows),
         )
         ours, theirs = socket_pair()
         command = [sys.executable, "-m", "bench.support.null_mover", "--fd", str(theirs.fileno())]

@@ -16,6 +16,8 @@ class Shortage(IntEnum):
     FULL = 2
     #: No slab can hold a slot of this size.
     TOO_LARGE = 3
+    #: The volume may write no more now: its budget of the day is used up.
+    BUDGET = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import ipaddress
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -145,6 +146,15 @@ def _whole_sectors(value: int) -> int:
     return value
 
 
+def _none_or(least: int) -> Callable[[int], int]:
+    def check(value: int) -> int:
+        if 0 < value < least:
+            raise _wrong(f"0, or at least {least} is needed")
+        return value
+
+    return check
+
+
 def _arena_default(data: dict[str, Any]) -> int:
     return default_arena_bytes(data["slab_bytes"], physical_memory_bytes())
 
@@ -251,6 +261,14 @@ class VolumeConfig(_Section):
     )
     open_slabs: int = Field(default=8, ge=1, le=4096, description="Slabs open for writing at a time: what is scanned after a crash.")
     prewrite: bool = Field(default=True, description="Write each slab once before its first use: an unwritten extent reads as zeros after a power cut.")
+    evict_bytes_per_s_max: Annotated[Size, AfterValidator(_none_or(MIB))] = Field(
+        default=0, ge=0, description="Bytes a second that evicts and spills may write; 0 for no limit. What is over it waits."
+    )
+    write_bytes_per_day_max: Annotated[Size, AfterValidator(_none_or(GIB))] = Field(
+        default=0,
+        ge=0,
+        description="Bytes a day that evicts and spills may write, for the sake of the drive's endurance; 0 for no limit. What is over it is not stored here.",
+    )
 
 
 class Config(_Section):

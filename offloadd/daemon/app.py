@@ -48,7 +48,14 @@ def settings_of(config: Config) -> OffloadSettings:
         arena_slab_bytes=arena.slab_bytes,
         arena_huge_pages=arena.huge_pages,
         volumes=tuple(
-            VolumeOptions(path=str(volume.path), io_threads=volume.io_threads, open_slabs=volume.open_slabs, prewrite=volume.prewrite)
+            VolumeOptions(
+                path=str(volume.path),
+                io_threads=volume.io_threads,
+                open_slabs=volume.open_slabs,
+                prewrite=volume.prewrite,
+                evict_bytes_per_s_max=volume.evict_bytes_per_s_max,
+                write_bytes_per_day_max=volume.write_bytes_per_day_max,
+            )
             for volume in config.volume
         ),
         gpus=config.gpu.devices,

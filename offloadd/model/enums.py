@@ -56,7 +56,7 @@ class AckLevel(IntEnum):
 
 
 class Priority(IntEnum):
-    """Class of a request in the scheduler."""
+    """Whether somebody waits for a request. DEFAULT: for restores and evicts with ack COPIED somebody does, for those with ack DURABLE nobody."""
 
     DEFAULT = 0
     INTERACTIVE = 1
@@ -115,3 +115,5 @@ class Reason(IntEnum):
     WRONG_PATH = 12
     #: The event or flag that the copies were to wait for can't be opened; nothing was copied.
     EVENT_NOT_OPENED = 13
+    #: The volume's write budget of the day is used up.
+    WRITE_BUDGET = 15

@@ -33,7 +33,7 @@ class EvictOptions:
     path: Path = Path.AUTO
     require_path: bool = False
     keep_until_s: float | None = None
-    priority: Priority = Priority.INTERACTIVE
+    priority: Priority = Priority.DEFAULT
     request_id: str = ""
     #: What the gather waits for; empty for nothing.
     source_ready: EventName = b""
@@ -47,7 +47,7 @@ class RestoreOptions:
     path: Path = Path.AUTO
     require_path: bool = False
     consume: bool = False
-    priority: Priority = Priority.INTERACTIVE
+    priority: Priority = Priority.DEFAULT
     request_id: str = ""
     #: What the scatter waits for; empty for nothing.
     destination_free: EventName = b""

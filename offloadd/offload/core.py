@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,11 +13,12 @@ import structlog
 
 from offloadd import clock
 from offloadd.catalog.catalog import Catalog
+from offloadd.catalog.reservation import Reservation, Shortage
 from offloadd.errors import LimitExceeded, PathUnavailable
 from offloadd.model.device_event import EventName
 from offloadd.model.enums import Path, Reason, Tier
 from offloadd.model.slots import BLOCK_DTYPE
-from offloadd.mover.messages import JOB_BLOCKS_MAX, Job, Operation
+from offloadd.mover.messages import Job, Operation
 from offloadd.offload.bandwidth import Bandwidths, Direction
 from offloadd.offload.devices import HOST, Device
 from offloadd.offload.lanes import Lane
@@ -28,23 +29,14 @@ from offloadd.offload.sessions import Session
 from offloadd.offload.stopping import Active, Stopping
 from offloadd.offload.traffic import Traffic
 from offloadd.offload.volume_link import VolumeLink
-from offloadd.scheduler.lane_queue import JobClass
+from offloadd.scheduler.job_class import JobClass
+from offloadd.scheduler.rate import WriteBudget
 
 log = structlog.get_logger()
 
 #: Slabs that a volume may fail to open or cut before a request or spill stops waiting for it: a full disk is told in a fraction of a second, not at the
 #: deadline, and arena slots do not stay pinned for it.
 SLAB_FAILURES_MAX = 2
-
-#: Class of each operation unless its request was sent with priority BACKGROUND.
-_JOB_CLASSES = {
-    Operation.EVICT: JobClass.EVICT,
-    Operation.ARENA_EVICT: JobClass.EVICT,
-    Operation.RESTORE: JobClass.RESTORE,
-    Operation.ARENA_RESTORE: JobClass.RESTORE,
-    Operation.SPILL: JobClass.BACKGROUND,
-    Operation.PREFETCH: JobClass.BACKGROUND,
-}
 
 
 class Observer(Protocol):
@@ -85,6 +77,8 @@ class Core:
     in_flight: dict[bytes, asyncio.Event] = field(default_factory=dict)
     active: dict[int, Active] = field(default_factory=dict)
     stopping: Stopping = field(init=False)
+    #: By the ordinals of volumes that have one.
+    write_budgets: dict[int, WriteBudget] = field(default_factory=dict)
     draining: bool = False
     #: Verification of headers and checksums on restore. False only in the negative controls of tests: it proves that verification is what protects.
     verify: bool = True
@@ -183,37 +177,34 @@ class Core:
         blocks: npt.NDArray[Any],
         *,
         slot_bytes: int,
+        job_class: JobClass,
         deadline_s: float = 0.0,
         durable: bool = False,
-        background: bool = False,
+        instance: int = 0,
         after_event: EventName = b"",
         require_path: bool = False,
         verify_target: int | None = None,
     ) -> None:
-        """Cut blocks (BLOCK_DTYPE, `position` set) into jobs for one lane of a device and queue them. `verify_target`: other than configured."""
+        """Queue blocks (BLOCK_DTYPE, `position` set) on one lane of a device. `instance`: the ordinal of the engine instance that asks. `verify_target`: other
+        than configured."""
         move.devices.add(device.name)
-        bytes_max = lane.read_bytes_max if operation in (Operation.RESTORE, Operation.ARENA_RESTORE) else lane.write_bytes_max
-        job_count = -(-blocks.shape[0] // max(1, min(JOB_BLOCKS_MAX, bytes_max // slot_bytes)))
-        # Evenly: the mover cuts each job into at least one slice a thread, so that a short last job would be cut into splinters.
-        per_job = -(-blocks.shape[0] // max(1, job_count))
-        now_ns = clock.monotonic_ns()
-        for first in range(0, blocks.shape[0], max(1, per_job)):
-            job = Job(
-                job=next(self._numbers),
-                move=move.number,
-                operation=int(operation),
-                slot_bytes=slot_bytes,
-                blocks=blocks[first : first + per_job].tobytes(),
-                deadline_ns=int(deadline_s * 1e9),
-                submitted_ns=now_ns,
-                durable=durable,
-                verify=self.verify,
-                verify_target=self.verify_target if verify_target is None else verify_target,
-                after_event=after_event,
-                require_path=require_path,
-            )
-            lane.enqueue(move, job, JobClass.BACKGROUND if background else _JOB_CLASSES[operation])
-        lane.pump()
+        if blocks.shape[0] == 0:
+            return
+        order = Job(
+            job=next(self._numbers),
+            move=move.number,
+            operation=int(operation),
+            slot_bytes=slot_bytes,
+            blocks=b"",
+            deadline_ns=int(deadline_s * 1e9),
+            submitted_ns=clock.monotonic_ns(),
+            durable=durable,
+            verify=self.verify,
+            verify_target=self.verify_target if verify_target is None else verify_target,
+            after_event=after_event,
+            require_path=require_path,
+        )
+        lane.submit(move, order, blocks, job_class, instance=instance)
 
     def path_to(self, device: Device, volume: int, asked: Path, direction: Direction, payload_bytes: int) -> Path:
         """The path of a request that moves so many bytes between a device and a volume: the one asked for, or of several the one that was measured faster."""
@@ -252,6 +243,16 @@ class Core:
     def volume(self, ordinal: int) -> VolumeLink:
         """The volume with this ordinal in the catalog."""
         return next(volume for volume in self.volumes if volume.ordinal == ordinal)
+
+    def reserve_volume(self, volume: int, slot_bytes: int, count: int) -> Reservation:
+        """Slots to write to, as `Catalog.reserve_volume`, within the volume's write budget."""
+        budget = self.write_budgets.get(volume)
+        if budget is None:
+            return self.catalog.reserve_volume(volume, slot_bytes, count)
+        granted = budget.take(count, slot_bytes, clock.monotonic_ns())
+        reservation = self.catalog.reserve_volume(volume, slot_bytes, granted)
+        budget.give_back(granted - len(reservation), slot_bytes)
+        return replace(reservation, shortage=Shortage.BUDGET) if len(reservation) == granted < count else reservation
 
     def arena_offsets(self, slabs: npt.NDArray[Any], slots: npt.NDArray[Any], slot_bytes: int) -> npt.NDArray[np.uint64]:
         """Byte offsets of arena slots."""

@@ -31,6 +31,7 @@ from offloadd.offload.sessions import Session
 from offloadd.offload.spill import Spiller
 from offloadd.offload.stopping import Active
 from offloadd.offload.volume_link import VolumeLink
+from offloadd.scheduler.job_class import JobClass
 from offloadd.units import SECTOR_BYTES, align_up
 
 Indices = npt.NDArray[np.uint32]
@@ -40,7 +41,13 @@ RESERVE_BLOCKS = 512
 #: Payload bytes that stay together on one volume when a request is spread over several: one large I/O, and small enough that 16 blocks use four volumes.
 STRIPE_BYTES = 8 << 20
 
-_SHORTAGE_REASONS = {Shortage.FULL: Reason.TIER_FULL, Shortage.TOO_LARGE: Reason.TOO_LARGE, Shortage.OPENING: Reason.DEADLINE, Shortage.NONE: Reason.NO_TIER}
+_SHORTAGE_REASONS = {
+    Shortage.FULL: Reason.TIER_FULL,
+    Shortage.TOO_LARGE: Reason.TOO_LARGE,
+    Shortage.OPENING: Reason.DEADLINE,
+    Shortage.BUDGET: Reason.WRITE_BUDGET,
+    Shortage.NONE: Reason.NO_TIER,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,12 @@ class _Sent:
     over: asyncio.Event
     lanes: dict[tuple[int, int], Lane]
     failed: npt.NDArray[np.bool_]
+
+
+def _job_class(options: EvictOptions) -> JobClass:
+    """Who waits for COPIED has an engine that stands still; DURABLE is asked for by whoever has time, unless the request says otherwise."""
+    background = options.priority == Priority.BACKGROUND or (options.priority == Priority.DEFAULT and options.ack == AckLevel.DURABLE)
+    return JobClass.BACKGROUND if background else JobClass.PREEMPT
 
 
 class Evictor:
@@ -245,7 +258,7 @@ class Evictor:
                         continue
                     # The rest in the next turn of the loop: a reservation and its victims take some µs a slot.
                     share, later = share[:RESERVE_BLOCKS], share[RESERVE_BLOCKS:]
-                    reservation = core.catalog.reserve_volume(volume.ordinal, region.slot_bytes, share.shape[0])
+                    reservation = core.reserve_volume(volume.ordinal, region.slot_bytes, share.shape[0])
                     if reservation.shortage != Shortage.NONE:
                         full[volume.ordinal] = reservation.shortage
                     left += [self._part(batch, region, share, volume.ordinal, reservation, parts), later]
@@ -308,6 +321,7 @@ class Evictor:
             if part.volume >= 0 and place not in paths:
                 paths[place] = core.path_to(part.region.device, part.volume, options.path, Direction.EVICT, by_volume[place])
         lanes: dict[tuple[int, int], Lane] = {}
+        move.filling()
         for (volume, number), group in by_lane.items():
             region = group[0].region
             blocks = new_blocks(sum(part.chosen.shape[0] for part in group))
@@ -324,7 +338,7 @@ class Evictor:
                 lane, operation, slot_bytes = device.volume_lane(volume, path, region.slot_bytes), Operation.EVICT, region.slot_bytes
             if lane is None:
                 # Refused while another part of the request waited for its slots.
-                move.fail(0, blocks["position"], int(Reason.NO_TIER))
+                move.fail(blocks["position"], int(Reason.NO_TIER))
                 continue
             lanes[volume, number] = lane
             core.send_jobs(
@@ -336,10 +350,12 @@ class Evictor:
                 slot_bytes=slot_bytes,
                 deadline_s=options.deadline_s,
                 durable=options.ack == AckLevel.DURABLE,
-                background=options.priority == Priority.BACKGROUND,
+                job_class=_job_class(options),
+                instance=region.session.instance.ordinal,
                 after_event=options.source_ready,
                 require_path=options.require_path,
             )
+        move.filled()
         return _Sent(over, lanes, np.zeros(move.count, dtype=np.bool_))
 
     def _fill(self, records: npt.NDArray[Any], part: _Part, options: EvictOptions) -> None:

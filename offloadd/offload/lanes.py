@@ -1,28 +1,45 @@
-"""The front's end of a lane: jobs wait in its queue, go to the mover, and come back as results of their moves."""
+"""The front's end of a lane: blocks wait in its queue, go to the mover in jobs, and come back as results of their moves."""
 
+import asyncio
 import socket
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
+import msgspec
 import numpy.typing as npt
 
 from offloadd import clock
 from offloadd.ipc.channel import AsyncChannel
 from offloadd.model.enums import Path, Reason, Tier, Way
-from offloadd.model.slots import BLOCK_DTYPE, RESULT_DTYPE
+from offloadd.model.slots import RESULT_DTYPE
 from offloadd.mover.messages import Copied, Job, LaneAnswer, Operation, Parked, SliceDone, Unparked
 from offloadd.offload.moves import Move, WayName
 from offloadd.offload.traffic import Run, Traffic
-from offloadd.scheduler.lane_queue import JobClass, LaneQueue, Ticket
+from offloadd.scheduler.fair_queue import Ticket
+from offloadd.scheduler.job_class import JobClass
+from offloadd.scheduler.lane_queue import LaneQueue, Portion
+
+_EVICTS = (Operation.EVICT, Operation.ARENA_EVICT)
 
 
-@dataclass(slots=True)
-class _Pending:
-    job: Job
+@dataclass(eq=False, slots=True)
+class _Part:
+    """Blocks of one move that go by this lane. `order`: their job without its blocks; its number is the ticket's. `taken`: how many were sent."""
+
     move: Move
-    positions: npt.NDArray[np.uint32]
+    order: Job
+    blocks: npt.NDArray[Any]
+    taken: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Sent:
+    """A job in the mover. `left` blocks have no result yet, of `uncopied` the sources are not free."""
+
+    part: _Part
+    blocks: npt.NDArray[Any]
     left: int
-    sent: bool = False
+    uncopied: int
 
 
 def _way_name(tier: Tier, path: Path, way: Way) -> WayName:
@@ -32,10 +49,9 @@ def _way_name(tier: Tier, path: Path, way: Way) -> WayName:
 
 
 class Lane:
-    """One tier instance in one mover. Jobs submitted while the mover is away wait for it; jobs that were sent to a mover that died fail with WORKER_LOST.
+    """One tier instance in one mover. What was submitted while the mover is away waits for it; jobs that were sent to a mover that died fail with WORKER_LOST.
 
-    `tier` and `path` are what its operations report. `write_bytes_max` bounds one job of evicts or spills, `read_bytes_max` one of restores. `traffic` hears
-    when it has work, for `device` and `volume` (-1: the arena).
+    `tier` and `path` are what its operations report. `traffic` hears when it has work, for `device` and `volume` (-1: the arena).
     """
 
     def __init__(
@@ -46,8 +62,6 @@ class Lane:
         tier: Tier,
         path: Path,
         queue: LaneQueue,
-        read_bytes_max: int,
-        write_bytes_max: int,
         device: str = "",
         volume: int = -1,
         traffic: Traffic | None = None,
@@ -56,8 +70,6 @@ class Lane:
         self.name = name
         self.tier = tier
         self.path = path
-        self.read_bytes_max = read_bytes_max
-        self.write_bytes_max = write_bytes_max
         #: What is told of bytes that went each way: whatever was not proven to go past the host was bounced.
         self._ways = {int(way): _way_name(tier, path, way) for way in Way}
         self._device = device
@@ -66,9 +78,14 @@ class Lane:
         #: What it does at present; None while it is idle.
         self._run: Run | None = None
         self._queue = queue
-        self._jobs: dict[int, _Pending] = {}
-        #: The same by move: a volume that hangs lets many requests stop at once, and each looks for its own.
-        self._jobs_of: dict[int, dict[int, _Pending]] = {}
+        self._queue.wake = self._send_next
+        self._queue.serve(False)
+        #: Those with blocks that were not sent, by ticket and by move.
+        self._parts: dict[int, _Part] = {}
+        self._parts_of: dict[int, list[_Part]] = {}
+        self._sent: dict[int, _Sent] = {}
+        #: Runs out when the queue is to be asked again though nothing happens.
+        self._timer: asyncio.TimerHandle | None = None
         self._channel: AsyncChannel[LaneAnswer] | None = None
 
     def connect(self, sock: socket.socket) -> None:
@@ -76,82 +93,119 @@ class Lane:
 
         def lost() -> None:
             self._channel = None
-            self._fail_sent()
+            self._queue.serve(False)
+            for job, sent in list(self._sent.items()):
+                self._lose(job, sent)
+            # It holds up no other any more.
+            self.pump()
 
         if self._channel is not None:
             # The end of a mover that has gone may be told here after its successor's start.
             self._channel.close()
         self._channel = AsyncChannel(sock, LaneAnswer, on_message=self._on_answer, on_close=lost, takes_fds=False)
-        self._pump()
+        self._queue.serve(True)
+        self.pump()
 
     def disconnect(self) -> None:
         """Give the lane up."""
         if self._channel is not None:
             self._channel.close()
-        for pending in list(self._jobs.values()):
-            self._finish(pending, Reason.WORKER_LOST)
+        for job, sent in list(self._sent.items()):
+            self._lose(job, sent)
+        for part in list(self._parts.values()):
+            self._give_up(part, Reason.WORKER_LOST)
         self._queue.reset()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     @property
     def connected(self) -> bool:
         """Whether a mover serves the lane."""
         return self._channel is not None
 
-    @property
-    def job_count(self) -> int:
-        """Jobs that wait or run."""
-        return len(self._jobs)
+    def submit(self, move: Move, order: Job, blocks: npt.NDArray[Any], job_class: JobClass, *, instance: int = 0) -> None:
+        """Queue blocks (BLOCK_DTYPE, `position` in the move) and send what may be sent.
 
-    def submit(self, move: Move, job: Job, job_class: JobClass) -> None:
-        """Queue one job of a move; its blocks' `position` are positions in the move."""
-        self.enqueue(move, job, job_class)
-        self._pump()
-
-    def enqueue(self, move: Move, job: Job, job_class: JobClass) -> None:
-        """Queue without sending: for several jobs in a row, then `pump`."""
-        blocks = np.frombuffer(job.blocks, dtype=BLOCK_DTYPE)
+        `order`: their job without blocks; its number is unique on the lane. `instance`: the ordinal of the engine instance whose turn they take; 0: nobody's.
+        """
         now_ns = clock.monotonic_ns()
         if self._run is None:
-            self._run = Run(self._device, self._volume, self.path, move.number, job.operation, job.durable, now_ns)
+            self._run = Run(self._device, self._volume, self.path, move.number, order.operation, order.durable, now_ns)
             self._traffic.begin(self._run)
-        self._run.add(move.number, job, blocks.shape[0], now_ns)
-        pending = _Pending(job=job, move=move, positions=blocks["position"], left=blocks.shape[0])
-        self._jobs[job.job] = self._jobs_of.setdefault(move.number, {})[job.job] = pending
-        if job.operation in (Operation.EVICT, Operation.ARENA_EVICT):
-            move.sent(job.job, blocks.shape[0])
-        self._queue.submit(Ticket(job.job, job_class, blocks.shape[0] * job.slot_bytes))
+        self._run.add(move.number, order, blocks.shape[0], now_ns)
+        part = _Part(move, order, blocks)
+        self._parts[order.job] = part
+        self._parts_of.setdefault(move.number, []).append(part)
+        if order.operation in _EVICTS:
+            move.sent(order.job, blocks.shape[0])
+        self._queue.submit(Ticket(order.job, job_class, blocks.shape[0], order.slot_bytes, instance, order.deadline_ns))
+        self.pump()
 
     def pump(self) -> None:
-        """Send what may be sent."""
-        self._pump()
+        """Send what may be sent, first on lanes of the same volume that this one has held up."""
+        for wake in self._queue.others():
+            wake()
+        self._send_next()
 
-    def _pump(self) -> None:
+    def _send_next(self) -> None:
         if self._channel is None:
             return
-        for number in self._queue.take():
-            pending = self._jobs[number]
-            pending.sent = True
-            self._channel.send(pending.job)
+        now_ns = clock.monotonic_ns()
+        plan = self._queue.take(now_ns)
+        for portion in plan.portions:
+            self._channel.send(self._job(portion))
+        if plan.wake_ns:
+            self._wake_at(plan.wake_ns, now_ns)
+        for ticket in plan.expired:
+            self._give_up(self._parts[ticket], Reason.DEADLINE)
+
+    def _job(self, portion: Portion) -> Job:
+        part = self._parts[portion.ticket]
+        part.taken = portion.first + portion.block_count
+        blocks = part.blocks[portion.first : part.taken]
+        if part.taken == part.blocks.shape[0]:
+            self._leave(part)
+        uncopied = portion.block_count if part.order.operation in _EVICTS else 0
+        self._sent[portion.job] = _Sent(part, blocks, portion.block_count, uncopied)
+        return msgspec.structs.replace(part.order, job=portion.job, blocks=blocks.tobytes())
+
+    def _wake_at(self, wake_ns: int, now_ns: int) -> None:
+        loop = asyncio.get_running_loop()
+        when_s = loop.time() + max(0, wake_ns - now_ns) / 1e9
+        if self._timer is not None:
+            # One that runs out sooner asks again for itself.
+            if self._timer.when() <= when_s:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(when_s, self._timed)
+
+    def _timed(self) -> None:
+        self._timer = None
+        self.pump()
 
     def abandon(self, move: Move, reason: Reason) -> None:
-        """Jobs of this move that were not sent yet will not be; their blocks get this reason."""
-        mine = [pending for pending in self._jobs_of.get(move.number, {}).values() if not pending.sent]
-        if not mine:
-            return
-        self._queue.drop({pending.job.job for pending in mine})
-        for pending in mine:
-            self._finish(pending, reason)
+        """Blocks of this move that were not sent yet will not be, and get this reason."""
+        mine = list(self._parts_of.get(move.number, ()))
+        for part in mine:
+            self._queue.drop(part.order.job)
+            self._give_up(part, reason)
+        if mine:
+            # What they held up may go, on this lane and on others.
+            self.pump()
 
     def _on_answer(self, answer: LaneAnswer, fds: list[int]) -> None:
-        pending = self._jobs.get(answer.job)
-        if pending is None:
+        sent = self._sent.get(answer.job)
+        if sent is None:
             return
+        move = sent.part.move
         if isinstance(answer, Copied):
-            pending.move.on_copied(answer.job, answer.count)
+            sent.uncopied -= answer.count
+            move.on_copied(sent.part.order.job, answer.count)
             return
         if isinstance(answer, Parked):
             self._queue.park(answer.job)
-            self._pump()
+            self.pump()
             return
         if isinstance(answer, Unparked):
             self._queue.unpark(answer.job)
@@ -160,32 +214,50 @@ class Lane:
         assert self._run is not None
         self._run.slice(answer, clock.monotonic_ns())
         count = len(answer.results) // RESULT_DTYPE.itemsize
-        pending.left -= count
-        if pending.left:
-            pending.move.on_slice(answer, self._ways[answer.way], count)
+        sent.left -= count
+        if sent.left:
+            move.on_slice(answer, self._ways[answer.way], count)
             return
         self._forget(answer.job)
-        pending.move.on_job_over(answer.job)
-        pending.move.on_slice(answer, self._ways[answer.way], count)
-        self._pump()
+        if sent.uncopied:
+            # Not every kind of job tells its copies before its results, and what failed tells none.
+            move.on_copied(sent.part.order.job, sent.uncopied)
+        move.on_slice(answer, self._ways[answer.way], count)
+        self.pump()
 
-    def _fail_sent(self) -> None:
-        for pending in [pending for pending in self._jobs.values() if pending.sent]:
-            self._finish(pending, Reason.WORKER_LOST)
+    def _lose(self, job: int, sent: _Sent) -> None:
+        """The mover has gone with it."""
+        self._forget(job)
+        self._fail(sent.part, sent.blocks, sent.uncopied, Reason.WORKER_LOST)
 
-    def _finish(self, pending: _Pending, reason: Reason) -> None:
-        self._forget(pending.job.job)
-        pending.move.fail(pending.job.job, pending.positions, int(reason))
+    def _give_up(self, part: _Part, reason: Reason) -> None:
+        """Blocks that were not sent, and have left the queue."""
+        unsent = part.blocks[part.taken :]
+        self._leave(part)
+        self._end_run()
+        self._fail(part, unsent, unsent.shape[0] if part.order.operation in _EVICTS else 0, reason)
+
+    def _fail(self, part: _Part, blocks: npt.NDArray[Any], uncopied: int, reason: Reason) -> None:
+        if uncopied:
+            part.move.on_copied(part.order.job, uncopied)
+        part.move.fail(blocks["position"], int(reason))
+
+    def _leave(self, part: _Part) -> None:
+        """Nothing of it waits any more."""
+        del self._parts[part.order.job]
+        mine = self._parts_of[part.move.number]
+        mine.remove(part)
+        if not mine:
+            del self._parts_of[part.move.number]
 
     def _forget(self, job: int) -> None:
         """The job is over."""
-        pending = self._jobs.pop(job)
-        of_move = self._jobs_of[pending.move.number]
-        del of_move[job]
-        if not of_move:
-            del self._jobs_of[pending.move.number]
+        del self._sent[job]
         self._queue.finish(job)
-        if not self._jobs and self._run is not None:
+        self._end_run()
+
+    def _end_run(self) -> None:
+        if not self._sent and not self._parts and self._run is not None:
             # Before the move hears of its last result: whoever waits for that may ask what the run was.
             run, self._run = self._run, None
             self._traffic.end(run, clock.monotonic_ns())

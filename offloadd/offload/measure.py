@@ -30,6 +30,8 @@ from offloadd.offload.devices import Device
 from offloadd.offload.mover_link import Mapping
 from offloadd.offload.moves import Move
 from offloadd.offload.traffic import STALLED_NS, Run
+from offloadd.scheduler.arbiter import QUIET_NS
+from offloadd.scheduler.job_class import JobClass
 from offloadd.tiers.format import slot_bytes_for
 from offloadd.tiers.scratch import SCRATCH_SLAB, Scratch
 from offloadd.units import KIB
@@ -45,8 +47,9 @@ BLOCKS_MAX = 48
 REPEATS = 3
 #: A step takes milliseconds, on a busy disk a second. One that takes this long hangs.
 STEP_S = 10.0
-#: How long it must have been quiet where something moved, and how long after a round in which something always did the next one comes.
-PAUSE_S = 0.05
+#: How long it must have been quiet where something moved, and how long after a round in which something always did the next one comes. Sooner after a restore
+#: what is measured would go in single slices, and look slower than it is.
+PAUSE_S = QUIET_NS / 1e9 + 0.05
 BUSY_S = 5.0
 #: A route on which the mover died so often while it was measured is not measured again: engines need the mover.
 LOSSES_MAX = 2
@@ -296,7 +299,7 @@ class Measurer:
                 slot_bytes=SLOT_BYTES,
                 deadline_s=clock.monotonic_s() + STEP_S,
                 durable=True,
-                background=True,
+                job_class=JobClass.SPILL if operation == Operation.EVICT else JobClass.PREFETCH,
                 require_path=path == Path.GDS,
                 verify_target=int(proof),
             )

@@ -14,6 +14,8 @@ from offloadd.mover.messages import SliceDone
 #: What tells ways apart in an answer.
 WayName = tuple[Tier, Path, Way]
 
+#: In place of a part's number; those are never negative.
+_FILLING = -1
 #: In `Move.reasons`: no result yet.
 PENDING = 0xFFFFFFFF
 
@@ -103,25 +105,28 @@ class Move:
         else:
             self._at_end.append(callback)
 
-    def sent(self, job: int, count: int) -> None:
-        """A job with this many blocks belongs to the move."""
-        self._uncopied[job] = count
+    def sent(self, part: int, count: int) -> None:
+        """A part with this many blocks, whose sources will be read, belongs to the move."""
+        self._uncopied[part] = count
 
-    def on_copied(self, job: int, count: int) -> None:
-        """The sources of `count` more blocks of a job are free."""
-        left = self._uncopied.get(job, 0) - count
+    def filling(self) -> None:
+        """Parts are being queued: whatever becomes of the first of them at once, the move is not copied before `filled`."""
+        self._uncopied[_FILLING] = 1
+
+    def filled(self) -> None:
+        """All parts have been queued."""
+        self.on_copied(_FILLING, 1)
+
+    def on_copied(self, part: int, count: int) -> None:
+        """The sources of `count` more blocks of a part are free."""
+        left = self._uncopied.get(part, 0) - count
         if left > 0:
-            self._uncopied[job] = left
+            self._uncopied[part] = left
         else:
-            self._uncopied.pop(job, None)
+            self._uncopied.pop(part, None)
         if not self._uncopied:
             self.copied = True
             self.wake.set()
-
-    def on_job_over(self, job: int) -> None:
-        """All blocks of a job have results: its sources are free, whether or not that was told before."""
-        if self._uncopied.pop(job, None) is not None and not self._uncopied:
-            self.copied = True
 
     @property
     def reasons(self) -> npt.NDArray[np.uint32]:
@@ -165,14 +170,11 @@ class Move:
             use.io_bytes += done.io_bytes
         self._settle(count)
 
-    def fail(self, job: int, positions: npt.NDArray[np.uint32], reason: int) -> None:
-        """Blocks of a job that will never get a result of their own."""
+    def fail(self, positions: npt.NDArray[np.uint32], reason: int) -> None:
+        """Blocks that will never get a result of their own."""
         reasons = self.reasons
         open_positions = positions[reasons[positions] == PENDING]
         reasons[open_positions] = reason
-        self._uncopied.pop(job, None)
-        if not self._uncopied:
-            self.copied = True
         self._settle(open_positions.shape[0])
 
     def _settle(self, count: int) -> None:

@@ -27,6 +27,7 @@ from offloadd.offload.moves import PENDING, Move
 from offloadd.offload.regions import Region
 from offloadd.offload.sessions import Session
 from offloadd.offload.stopping import Active
+from offloadd.scheduler.job_class import JobClass
 from offloadd.units import SECTOR_BYTES, align_up
 
 Indices = npt.NDArray[np.uint32]
@@ -261,7 +262,6 @@ class Restorer:
                 path = paths.get((device.name, volume), options.path)
                 slot_bytes, lane, operation = region.slot_bytes, device.volume_lane(volume, path, region.slot_bytes), Operation.RESTORE
             assert lane is not None
-            background = options.priority == Priority.BACKGROUND
             core.send_jobs(
                 device,
                 lane,
@@ -270,7 +270,8 @@ class Restorer:
                 blocks,
                 slot_bytes=slot_bytes,
                 deadline_s=options.deadline_s,
-                background=background,
+                job_class=JobClass.PREFETCH if options.priority == Priority.BACKGROUND else JobClass.INTERACTIVE,
+                instance=region.session.instance.ordinal,
                 after_event=options.destination_free,
                 require_path=options.require_path,
             )

@@ -15,7 +15,7 @@ from offloadd.errors import InvalidRequest, OffloaddError, Unavailable, UnknownR
 from offloadd.model.enums import Path, Reason, Tier
 from offloadd.model.namespace import Namespace
 from offloadd.model.region import Layout
-from offloadd.mover.messages import Operation
+from offloadd.mover.messages import JOB_BLOCKS_MAX, Operation
 from offloadd.offload.announcing import Announcer
 from offloadd.offload.arena import ArenaMemory, make_arena
 from offloadd.offload.bandwidth import REQUEST_WEIGHT, Bandwidths, Choice, Direction, Route
@@ -35,7 +35,10 @@ from offloadd.offload.sessions import Session, SessionTable
 from offloadd.offload.spill import Spiller
 from offloadd.offload.traffic import Run, Traffic
 from offloadd.offload.volume_link import VolumeLink, VolumeOptions
-from offloadd.scheduler.lane_queue import LaneQueue
+from offloadd.scheduler.arbiter import Arbiter
+from offloadd.scheduler.job_class import ARENA_PRECEDENCE, VOLUME_PRECEDENCE
+from offloadd.scheduler.lane_queue import LaneQueue, Windows
+from offloadd.scheduler.rate import SECOND_NS, TokenBucket, WriteBudget
 from offloadd.tiers.scratch import NO_SCRATCH, Scratch
 
 log = structlog.get_logger()
@@ -132,6 +135,8 @@ class Offload:
     arena: ArenaMemory | None = None
     ready_s: float = 0.0
     _lane_numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(ARENA_LANE + 1))
+    #: By the volume's ordinal.
+    _arbiters: dict[int, Arbiter] = field(default_factory=dict)
     _expiry: "asyncio.Task[None] | None" = None
     _drained: "asyncio.Task[int] | None" = None
     #: Drops of namespaces that are under way, by their numbers.
@@ -247,25 +252,39 @@ class Offload:
 
     def _lane(self, number: int, name: str, tier: Tier, path: Path, device: str, volume: int = -1) -> Lane:
         settings = self.settings
-        # One slice a thread is what a restore may have to wait for; evict jobs are no longer than that.
-        write_bytes = settings.evict_slices_in_flight * settings.staging_slot_bytes
+        # The arena has no device behind it that a restore could wait for; more in flight keeps its threads busy.
+        evict_bytes = settings.evict_slices_in_flight * settings.staging_slot_bytes
+        windows = Windows.of(
+            restore_bytes_in_flight=settings.restore_bytes_in_flight,
+            evict_bytes_in_flight=evict_bytes if tier == Tier.VOLUME else settings.restore_bytes_in_flight,
+            evict_job_bytes=evict_bytes,
+            slice_bytes=settings.staging_slot_bytes,
+            blocks_max=JOB_BLOCKS_MAX,
+        )
         return Lane(
             number=number,
             name=name,
             tier=tier,
             path=path,
-            queue=LaneQueue(
-                restore_bytes_in_flight=settings.restore_bytes_in_flight,
-                # The arena has no device behind it that a restore could wait for; more in flight keeps its threads busy.
-                evict_bytes_in_flight=write_bytes if tier == Tier.VOLUME else settings.restore_bytes_in_flight,
-                evict_share=8,
-            ),
-            read_bytes_max=settings.restore_bytes_in_flight // 2,
-            write_bytes_max=write_bytes,
+            queue=LaneQueue(self._arbiter(volume), windows),
             device=device,
             volume=volume,
             traffic=self.core.traffic,
         )
+
+    def _arbiter(self, volume: int) -> Arbiter:
+        """One for all lanes of a volume; each lane of the arena has its own."""
+        settings = self.settings
+        slice_bytes = settings.staging_slot_bytes
+        if volume < 0:
+            return Arbiter(ARENA_PRECEDENCE, slice_bytes=slice_bytes, bytes_in_flight=settings.restore_bytes_in_flight)
+        if volume not in self._arbiters:
+            # Two lanes may write at a time: while one's slices are gathered the other's are under way.
+            evict_bytes = 2 * settings.evict_slices_in_flight * slice_bytes
+            rate = self.core.volume(volume).options.evict_bytes_per_s_max
+            evict_rate = TokenBucket(bytes_per_period=rate, period_ns=SECOND_NS, burst_bytes=slice_bytes) if rate else None
+            self._arbiters[volume] = Arbiter(VOLUME_PRECEDENCE, slice_bytes=slice_bytes, bytes_in_flight=evict_bytes, evict_rate=evict_rate)
+        return self._arbiters[volume]
 
     def _volume_opened(self, volume: VolumeLink) -> None:
         self.core.spawn(self._serve_volume(volume))
@@ -274,6 +293,8 @@ class Offload:
         opened = volume.opened
         assert opened is not None
         settings = self.settings
+        if volume.options.write_bytes_per_day_max and volume.ordinal not in self.core.write_budgets:
+            self.core.write_budgets[volume.ordinal] = WriteBudget(volume.options.write_bytes_per_day_max)
         whole = Scratch(opened.scratch_offset, opened.scratch_bytes)
         gpus = [device for device in self.core.devices.values() if device.is_gpu]
         for device in self.core.devices.values():

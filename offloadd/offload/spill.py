@@ -13,6 +13,7 @@ from offloadd.model.slots import FLAG_KEEP
 from offloadd.mover.messages import Operation
 from offloadd.offload.core import SLAB_FAILURES_MAX, Core, new_blocks
 from offloadd.offload.moves import Move
+from offloadd.scheduler.job_class import JobClass
 from offloadd.tiers.format import slot_bytes_for
 from offloadd.units import SECTOR_BYTES, align_up
 
@@ -69,9 +70,13 @@ class Spiller:
         slot_bytes = slot_bytes_for(payload_bytes)
         spilled = 0
         failures = {volume.ordinal: volume.slab_failures for volume in core.serving_volumes()}
+        spent: set[int] = set()
         while rows.shape[0]:
-            volumes = [volume for volume in core.serving_volumes() if volume.slab_failures - failures.get(volume.ordinal, 0) < SLAB_FAILURES_MAX]
+            serving = [volume for volume in core.serving_volumes() if volume.slab_failures - failures.get(volume.ordinal, 0) < SLAB_FAILURES_MAX]
+            volumes = [volume for volume in serving if volume.ordinal not in spent]
             if not volumes:
+                if serving:
+                    core.counters["spill_blocks_over_write_budget"] += rows.shape[0]
                 return spilled
             volume = volumes[self._turn % len(volumes)]
             self._turn += 1
@@ -80,12 +85,16 @@ class Spiller:
             if not known.all():
                 rows = rows[known]
                 continue
-            reservation = core.catalog.reserve_volume(volume.ordinal, slot_bytes, rows.shape[0])
+            reservation = core.reserve_volume(volume.ordinal, slot_bytes, rows.shape[0])
             volume.grant_wishes()
+            if reservation.shortage == Shortage.BUDGET:
+                spent.add(volume.ordinal)
             if len(reservation):
                 count = len(reservation)
                 spilled += await self._write(volume.ordinal, rows[:count], reservation, payload_bytes)
                 rows = rows[count:]
+            elif reservation.shortage == Shortage.BUDGET:
+                continue
             elif reservation.shortage == Shortage.OPENING and clock.monotonic_s() < deadline_s:
                 try:
                     async with asyncio.timeout(max(0.0, deadline_s - clock.monotonic_s())):
@@ -145,7 +154,8 @@ class Spiller:
         """Between the tiers: the host's mover does it, whatever device the blocks came from."""
         lane = self._core.host.volume_lane(volume)
         assert lane is not None
-        self._core.send_jobs(self._core.host, lane, move, operation, blocks, slot_bytes=slot_bytes, deadline_s=deadline_s)
+        job_class = JobClass.SPILL if operation == Operation.SPILL else JobClass.PREFETCH
+        self._core.send_jobs(self._core.host, lane, move, operation, blocks, slot_bytes=slot_bytes, job_class=job_class, deadline_s=deadline_s)
 
     # -- prefetch --------------------------------------------------------------------------------------------------------------------
 

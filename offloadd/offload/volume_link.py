@@ -54,12 +54,14 @@ SLAB_RETRY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class VolumeOptions:
-    """What the configuration says of one volume."""
+    """What the configuration says of one volume. Limits are 0 for none."""
 
     path: str
     io_threads: int
     open_slabs: int
     prewrite: bool
+    evict_bytes_per_s_max: int = 0
+    write_bytes_per_day_max: int = 0
 
 
 class VolumeLink:

@@ -165,7 +165,7 @@ def evict_options(request: pb.EvictRequest, remaining_s: float | None, limits: R
         path=_member(Path, request.path, "path"),
         require_path=_required(request.require_path, request.path),
         keep_until_s=clock.monotonic_s() + keep_s if request.keep else None,
-        priority=_member(Priority, request.priority, "priority") or Priority.INTERACTIVE,
+        priority=_member(Priority, request.priority, "priority"),
         request_id=_request_id(request.request_id),
         source_ready=_event(request, "source_ready"),
     )
@@ -178,7 +178,7 @@ def restore_options(request: pb.RestoreRequest, remaining_s: float | None, limit
         path=_member(Path, request.path, "path"),
         require_path=_required(request.require_path, request.path),
         consume=request.consume,
-        priority=_member(Priority, request.priority, "priority") or Priority.INTERACTIVE,
+        priority=_member(Priority, request.priority, "priority"),
         request_id=_request_id(request.request_id),
         destination_free=_event(request, "destination_free"),
     )

@@ -82,7 +82,7 @@ class Volume:
         self.file = file
         self.pool = add_volume(offload.core.catalog, slab_count=file.slab_count, slab_bytes=file.slab_bytes)
         self.ordinal = offload.core.catalog.volumes.index(self.pool)
-        self.options = SimpleNamespace(path=str(file.path), io_threads=2)
+        self.options = SimpleNamespace(path=str(file.path), io_threads=2, evict_bytes_per_s_max=0, write_bytes_per_day_max=0)
         self.opened = SimpleNamespace(volume_uuid=UUID, slab_bytes=file.slab_bytes, data_offset=file.data_offset, scratch_offset=0, scratch_bytes=0)
         self.slabs_changed = asyncio.Event()
 

@@ -18,8 +18,7 @@ from offloadd.model.requests import EvictOptions, RestoreOptions
 from ..mover.mover_harness import ANSWER_TIMEOUT_S
 from .inside import PAYLOAD_BYTES, Engine, Hold, InsideOffload, close_inside, make_inside
 
-#: `OFFLOADD_TEST_ROUNDS=10000` before a release.
-ROUNDS = int(os.environ.get("OFFLOADD_TEST_ROUNDS", "500"))
+ROUNDS = 500
 SEED = int(os.environ.get("OFFLOADD_TEST_SEED", "20"))
 #: Requests of a round, and blocks of each.
 REQUESTS_MAX = 3
@@ -130,7 +129,7 @@ async def _play(number: int, offload: InsideOffload, engine: Engine, hold: Hold,
     return await engine.register() if this.unproven else engine
 
 
-async def test_engine_memory_is_not_touched_after_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engine_memory_is_not_touched_after_the_answer_in_500_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offload, volumes = await make_inside(tmp_path)
     canaries = Canaries()
     hold = Hold(monkeypatch)

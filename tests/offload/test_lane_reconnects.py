@@ -5,12 +5,11 @@ import asyncio
 from offloadd.ipc.channel import socket_pair
 from offloadd.model.enums import Path, Tier
 from offloadd.offload.lanes import Lane
-from offloadd.scheduler.lane_queue import LaneQueue
+from tests.offload.queues import queue_of
 
 
 async def test_the_end_of_an_old_mover_does_not_disconnect_its_successor() -> None:
-    queue = LaneQueue(restore_bytes_in_flight=1 << 20, evict_bytes_in_flight=1 << 20, evict_share=8)
-    lane = Lane(number=1, name="/volume", tier=Tier.VOLUME, path=Path.BOUNCE, queue=queue, read_bytes_max=1 << 20, write_bytes_max=1 << 20)
+    lane = Lane(number=1, name="/volume", tier=Tier.VOLUME, path=Path.BOUNCE, queue=queue_of())
     ours, old = socket_pair()
     lane.connect(ours)
     ours, new = socket_pair()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -28,7 +28,7 @@ from offloadd.offload.regions import Region, Regions
 from offloadd.offload.restore import Restorer
 from offloadd.offload.sessions import SessionTable
 from offloadd.offload.spill import Spiller
-from offloadd.scheduler.lane_queue import JobClass, LaneQueue
+from tests.offload.queues import queue_of
 
 BLOCK_BYTES = 4096
 
@@ -107,8 +107,7 @@ class Front:
             verify_target=0,
         )
         ours, theirs = socket_pair()
-        queue = LaneQueue(restore_bytes_in_flight=1 << 20, evict_bytes_in_flight=1 << 20, evict_share=8)
-        lane = Lane(number=0, name="arena", tier=Tier.ARENA, path=Path.DDR, queue=queue, read_bytes_max=1 << 20, write_bytes_max=1 << 20)
+        lane = Lane(number=0, name="arena", tier=Tier.ARENA, path=Path.DDR, queue=queue_of())
         lane.connect(ours)
         self.device.arena_lane = lane
         self.lane: Channel[Job] = Channel(theirs, Job)
@@ -251,7 +250,8 @@ async def test_incident_1_an_evict_is_not_answered_before_every_source_was_copie
 
 async def test_an_evict_that_waits_for_its_engine_holds_up_no_other(front: Front) -> None:
     assert front.device.arena_lane is not None
-    front.device.arena_lane._queue._windows[JobClass.EVICT] = 1  # one job at a time
+    queue = front.device.arena_lane._queue
+    queue._windows = replace(queue._windows, evict_bytes_in_flight=1)  # one job at a time
     first, second, third = front.evict(0, "ab"), front.evict(2, "cd"), front.evict(4, "ef")
     slow = await front.job()
     await settle()
@@ -340,7 +340,7 @@ async def test_a_job_that_is_over_without_having_told_of_its_copies_holds_no_ans
     move = front.core.new_move(4)
     move.sent(1, 2)
     move.sent(2, 2)
-    steps = [lambda: move.on_copied(2, 2), lambda: move.on_job_over(1)]
+    steps = [lambda: move.on_copied(2, 2), lambda: move.on_copied(1, 2)]
     for step in steps if told_first else reversed(steps):
         assert not move.copied
         step()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,9 +17,11 @@ from offloadd.offload.core import new_blocks
 from offloadd.offload.lanes import Lane
 from offloadd.offload.moves import Move
 from offloadd.offload.stopping import FENCE_LEAD_S, FENCE_WAIT_S, FENCE_WAIT_S_MIN
-from offloadd.scheduler.lane_queue import JobClass, LaneQueue
+from offloadd.scheduler.fair_queue import Cut
+from offloadd.scheduler.job_class import JobClass
 
 from .held_clock import run_held
+from .queues import queue_of
 from .test_moves_in_order import Front, ScannedVolume, settle
 
 
@@ -215,7 +218,7 @@ def test_an_evict_that_was_copied_when_its_end_came_goes_on_to_its_tier(held: An
         (active,) = front.core.active.values()
         assert active.move is not None
         # Both in one turn of the loop: the request has not been told of the one when the other comes.
-        active.move.on_copied(job.job, 2)
+        active.move.on_copied(next(iter(active.move._uncopied)), 2)
         active.stop(Reason.DEADLINE)
         assert (await evict).status.tolist() == [EvictStatus.STORED] * 2
         assert not mover.fences, "what was told STORED would not be written"
@@ -228,8 +231,8 @@ def test_an_evict_that_is_stopped_is_not_stored_by_what_was_taken_back(held: Any
     async def test(front: Front, mover: Deaf) -> None:
         lane = front.device.arena_lane
         assert lane is not None
-        lane._queue._windows[JobClass.EVICT] = 1  # one job at a time
-        lane.write_bytes_max = 4096  # one block a job
+        # One block a job, one job at a time.
+        lane._queue._windows = replace(lane._queue._windows, evict_bytes_in_flight=1, evict_job_bytes=4096)
         evict = front.evict(0, "ab")
         job = await front.job()
         front.copied(job)
@@ -251,7 +254,7 @@ def test_a_stream_that_nobody_reads_ends_at_its_deadline_all_the_same(held: Any)
         await _stored(front, "b")
         start_s = clock.monotonic_s()
         assert front.device.arena_lane is not None
-        front.device.arena_lane.read_bytes_max = 4096  # one block a job
+        front.device.arena_lane._queue._restore_cut = Cut(4096, 0, 1)  # one block a job
         stream = front.restorer.restore(front.session, [front.batch(8, "ab")], RestoreOptions(deadline_s=start_s + 60))
         first = asyncio.ensure_future(anext(stream))
         jobs = [await front.job(), await front.job()]
@@ -272,12 +275,12 @@ def test_what_was_not_sent_by_the_end_of_a_prefetch_is_taken_back(held: Any) -> 
     async def test(front: Front, mover: Deaf) -> None:
         lane = front.device.arena_lane
         assert lane is not None
-        lane._queue._windows[JobClass.BACKGROUND] = 1  # one job at a time
+        lane._queue._windows = replace(lane._queue._windows, evict_bytes_in_flight=1)  # one job at a time
         move = front.core.new_move(2)
         for position in range(2):
             blocks = new_blocks(1)
             blocks["position"] = position
-            front.core.send_jobs(front.device, lane, move, Operation.PREFETCH, blocks, slot_bytes=8192)
+            front.core.send_jobs(front.device, lane, move, Operation.PREFETCH, blocks, slot_bytes=8192, job_class=JobClass.PREFETCH)
         sent = await front.job()
         over = asyncio.ensure_future(front.core.stopping.over(move, clock.monotonic_s() + 5))
         await asyncio.sleep(6)
@@ -291,32 +294,32 @@ def test_what_was_not_sent_by_the_end_of_a_prefetch_is_taken_back(held: Any) -> 
 
 async def test_a_stopped_move_looks_at_its_own_jobs_only() -> None:
     ours, theirs = socket_pair()
-    queue = LaneQueue(restore_bytes_in_flight=1, evict_bytes_in_flight=1, evict_share=8)
-    lane = Lane(number=0, name="arena", tier=Tier.ARENA, path=Path.DDR, queue=queue, read_bytes_max=1, write_bytes_max=1)
+    lane = Lane(number=0, name="arena", tier=Tier.ARENA, path=Path.DDR, queue=queue_of(job_bytes=1))
     moves = [Move(number=number, count=2) for number in range(100)]
 
-    class Jobs(dict[int, Any]):
+    class Parts(dict[int, Any]):
         def values(self) -> Any:
-            raise AssertionError("all jobs of the lane were looked at")
+            raise AssertionError("all that waits on the lane was looked at")
 
         __iter__ = items = values
 
-    lane._jobs = Jobs()
+    lane._parts = Parts()
     for move in moves:
         for position in range(2):
             blocks = new_blocks(1)
             blocks["position"] = position
-            job = Job(job=2 * move.number + position, move=move.number, operation=int(Operation.ARENA_RESTORE), slot_bytes=4096, blocks=blocks.tobytes())
-            lane.enqueue(move, job, JobClass.RESTORE)
+            order = Job(job=2 * move.number + position, move=move.number, operation=int(Operation.ARENA_RESTORE), slot_bytes=4096, blocks=b"")
+            lane.submit(move, order, blocks, JobClass.INTERACTIVE)
     lane.connect(ours)
     peer: Channel[Job] = Channel(theirs, Job)
     received = peer.receive()
     assert received is not None and received[0].move == 0 and len(received[0].blocks) == BLOCK_DTYPE.itemsize
     for move in reversed(moves):
         lane.abandon(move, Reason.DEADLINE)
-    assert lane.job_count == 1 and [move.done for move in moves] == [False] + [True] * 99
+    assert len(lane._sent) == 1 and [move.done for move in moves] == [False] + [True] * 99
     assert moves[0].pending_count == 1, "what was sent is not taken back"
-    lane._jobs = dict(lane._jobs.copy())
+    assert not lane._parts and not lane._parts_of
+    lane._parts = {}
     lane.disconnect()
-    assert moves[0].done and not lane._jobs_of
+    assert moves[0].done and not lane._sent
     peer.close()

@@ -15,7 +15,8 @@ from offloadd.mover.messages import Job, Operation, SliceDone
 from offloadd.offload.lanes import Lane
 from offloadd.offload.moves import Move
 from offloadd.offload.traffic import STALLED_NS, Run, Traffic
-from offloadd.scheduler.lane_queue import JobClass, LaneQueue
+from offloadd.scheduler.job_class import JobClass
+from tests.offload.queues import queue_of
 
 SLOT_BYTES = 8192
 
@@ -112,15 +113,12 @@ def test_work_on_a_volume_that_hangs_is_no_load_for_others() -> None:
 
 
 def lane_of(traffic: Traffic) -> Lane:
-    queue = LaneQueue(restore_bytes_in_flight=1 << 20, evict_bytes_in_flight=1 << 20, evict_share=8)
     return Lane(
         number=1,
         name="volume",
         tier=Tier.VOLUME,
         path=Path.GDS,
-        queue=queue,
-        read_bytes_max=1 << 20,
-        write_bytes_max=1 << 20,
+        queue=queue_of(),
         device="cuda:0",
         volume=3,
         traffic=traffic,
@@ -137,8 +135,7 @@ async def test_a_lane_tells_its_runs_from_idle_to_idle_before_their_moves_are_ov
     results = np.zeros(1, dtype=RESULT_DTYPE).tobytes()
 
     def submit(number: int) -> None:
-        blocks = np.zeros(1, dtype=BLOCK_DTYPE).tobytes()
-        lane.submit(moves[number], Job(job=number, move=number, operation=Operation.RESTORE, slot_bytes=SLOT_BYTES, blocks=blocks), JobClass.RESTORE)
+        lane.submit(moves[number], replace_number(job(), number), np.zeros(1, dtype=BLOCK_DTYPE), JobClass.INTERACTIVE)
 
     async def answer(number: int) -> None:
         Channel(theirs, Job).send(replace_job(done(), number, results))
@@ -168,15 +165,15 @@ async def test_a_lane_whose_mover_died_is_idle_and_its_run_does_not_count() -> N
     ours, theirs = socket_pair()
     lane.connect(ours)
     move = Move(number=1, count=1)
-    lane.submit(
-        move,
-        Job(job=1, move=1, operation=Operation.RESTORE, slot_bytes=SLOT_BYTES, blocks=np.zeros(1, dtype=BLOCK_DTYPE).tobytes()),
-        JobClass.RESTORE,
-    )
+    lane.submit(move, job(), np.zeros(1, dtype=BLOCK_DTYPE), JobClass.INTERACTIVE)
     theirs.close()
     async with asyncio.timeout(30):
         await move.finished.wait()
     assert [one.counts for one in heard] == [False] and traffic.idle("cuda:0", 3, clock.monotonic_ns())
+
+
+def replace_number(order: Job, number: int) -> Job:
+    return msgspec.structs.replace(order, job=number, move=number)
 
 
 def replace_job(slice_done: SliceDone, number: int, results: bytes) -> SliceDone:

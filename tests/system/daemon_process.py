@@ -31,6 +31,8 @@ class DaemonProcess:
     mover: dict[str, object] = field(default_factory=lambda: {"verify_target": 1})
     open_slabs: int = 8
     io_threads: int = 8
+    #: Further keys of each volume.
+    volume_keys: dict[str, object] = field(default_factory=dict)
     #: Files of the daemon and its workers may not grow beyond this (RLIMIT_FSIZE): a disk that is full, without a disk.
     file_bytes_max: int = 0
     gpus: tuple[str, ...] = ()
@@ -62,7 +64,8 @@ class DaemonProcess:
         text += section("mover", self.mover) + section("limits", self.limits)
         text += section("gpu", {"devices": list(self.gpus), "copies": self.gpu_copies, "measure_interval_s": float(self.measure_interval_s)})
         for volume in self.volumes:
-            text += "[[volume]]\n" + section("x", {"path": str(volume), "open_slabs": self.open_slabs, "io_threads": self.io_threads}).split("\n", 1)[1]
+            keys = {"path": str(volume), "open_slabs": self.open_slabs, "io_threads": self.io_threads, **self.volume_keys}
+            text += "[[volume]]\n" + section("x", keys).split("\n", 1)[1]
         self.config.write_text(text)
 
     def start(self) -> None:

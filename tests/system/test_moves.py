@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from offloadd.client import AckLevel, Client, EvictStatus, Namespace, Path, RestoreStatus, Shard, ShardName, Tier
+from offloadd.client import AckLevel, Client, EvictStatus, Namespace, Path, Reason, RestoreStatus, Shard, ShardName, Tier
 from offloadd.errors import PathUnavailable
-from offloadd.units import KIB, MIB
+from offloadd.units import GIB, KIB, MIB
 
 from .daemon_process import DaemonProcess
 from .engine_memory import SHAPES, Engine, flat
@@ -100,6 +100,22 @@ def test_a_copied_evict_is_spilled_and_prefetched_back(daemon: DaemonProcess, cl
     restored = engine.restore(range(16, 32), names)
     assert {use.tier for use in restored.paths} == {Tier.ARENA}
     assert all(engine.holds(16 + number, name) for number, name in enumerate(names))
+
+
+def test_what_is_over_a_volumes_write_budget_is_rejected_and_not_spilled_and_told(make_daemon: Callable[..., DaemonProcess]) -> None:
+    # A 24th of it, 43 MiB, may be written at once.
+    daemon = make_daemon(volume_keys={"write_bytes_per_day_max": GIB})
+    with Client.connect(daemon.runtime_dir, instance="engine") as client:
+        engine = Engine(client, flat(64, 1 * MIB))
+        answer = engine.evict(range(60), [str(number) for number in range(60)], ack=AckLevel.DURABLE)
+        stored = answer.stored_count
+        assert 40 <= stored < 60
+        refused = {(outcome.status, outcome.reason) for outcome in answer.outcomes if outcome.status != EvictStatus.STORED}
+        assert refused == {(EvictStatus.REJECTED, Reason.WRITE_BUDGET)}
+        assert daemon.counters()["evict_rejected_write_budget"] == 60 - stored
+        assert engine.evict(range(60, 64), ["a", "b", "c", "d"]).all_stored, "the arena takes them"
+        daemon.wait_until(lambda: daemon.counters().get("spill_blocks_over_write_budget", 0) > 0, "a spill that is left out")
+        assert engine.restore(range(4), ["a", "b", "c", "d"]).restored_count == 4
 
 
 def test_several_volumes_share_one_request(make_daemon: Callable[..., DaemonProcess]) -> None:
