@@ -137,7 +137,9 @@ def gpu_status(device: Device) -> pb.GpuStatus:
 def volume_status(volume: VolumeLink) -> pb.VolumeStatus:
     """The state of one volume."""
     opened = volume.opened
-    state = f"failed: {volume.failure}" if volume.state == "failed" else volume.state
+    state = f"{volume.state}: {volume.failure}" if volume.state in ("failed", "retrying") else volume.state
+    if volume.state == "retrying":
+        state += f"; tried again in {max(0.0, volume.retry_at_s - clock.monotonic_s()):.1f} s"
     if opened is None:
         return pb.VolumeStatus(path=volume.options.path, state=state)
     pool = volume.pool
