@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from offloadd.doctor.system import System
+from offloadd.machine.system import System
 
 #: A string, or a comment. Strings come first so that `//` inside one is no comment.
 _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)

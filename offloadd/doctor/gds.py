@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from offloadd.doctor import nvidia
 from offloadd.doctor.cufile_json import cufile_json_path, parse, section
-from offloadd.doctor.system import System
+from offloadd.machine.system import System
 
 #: What PCI P2PDMA mode needs: user pages of peer memory came with Linux 6.2, their mapping of GPU memory with driver 565.
 KERNEL_MIN = (6, 2)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from offloadd.doctor.owner import lock_owner
-from offloadd.doctor.system import System
+from offloadd.machine.system import System
 
 VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 _DIRECTORY_DEFAULT = "/tmp/nvidia-mps"

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from offloadd.cuda.nvml import LIBRARY, GpuState, NvmlUnavailable, read_gpus
-from offloadd.doctor.system import System
+from offloadd.machine.system import System
 
 _LIBRARY_DIRECTORIES = (
     "/usr/lib/x86_64-linux-gnu",

@@ -3,7 +3,7 @@
 import os
 import re
 
-from offloadd.doctor.system import System
+from offloadd.machine.system import System
 from offloadd.model.runtime import LOCK_FILE
 
 

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from offloadd.doctor.system import System
+from offloadd.machine.system import System
 from offloadd.memory.topology import node_of_pci_device, read_topology
 
 _DEVICES = "/sys/bus/pci/devices"

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from offloadd.doctor.checks import container, daemon, device, gds, gpu, gpu_state, memory, topology, volume
 from offloadd.doctor.finding import Finding
 from offloadd.doctor.subject import Machine, Volume
-from offloadd.doctor.system import System
+from offloadd.machine.system import System
 
 Subject = TypeVar("Subject", Machine, Volume)
 

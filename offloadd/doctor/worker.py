@@ -16,8 +16,8 @@ from offloadd.doctor.messages import Checked, LoadConfig, RunChecks, Task
 from offloadd.doctor.registry import MACHINE_CHECKS, VOLUME_CHECKS, Check, Subject
 from offloadd.doctor.settings import Settings, settings_of
 from offloadd.doctor.subject import Machine, Volume
-from offloadd.doctor.system import System
 from offloadd.errors import ConfigError
+from offloadd.machine.system import System
 
 
 def load(config_path: str | None) -> Settings:

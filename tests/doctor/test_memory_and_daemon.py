@@ -12,8 +12,8 @@ from offloadd.doctor.checks.daemon import check_lock
 from offloadd.doctor.finding import Level
 from offloadd.doctor.settings import VolumeSettings
 from offloadd.doctor.subject import Machine
-from offloadd.doctor.system import System
 from offloadd.ipc.channel import MESSAGE_BYTES_MAX
+from offloadd.machine.system import System
 from offloadd.transfer import native
 from offloadd.transfer.native import Library, NativeUnavailableError
 from offloadd.units import GIB, MIB

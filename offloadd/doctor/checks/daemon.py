@@ -8,8 +8,8 @@ from pathlib import PurePosixPath
 from offloadd.doctor.finding import Finding, fail, ok, warn
 from offloadd.doctor.owner import lock_owner
 from offloadd.doctor.subject import Machine
-from offloadd.doctor.system import System
 from offloadd.errors import NotAllowed
+from offloadd.machine.system import System
 from offloadd.model.runtime import GRPC_SOCKET, LOCK_FILE, refuse_foreign_dir
 from offloadd.units import format_bytes
 

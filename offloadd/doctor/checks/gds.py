@@ -9,7 +9,7 @@ from offloadd.doctor.cufile_json import cufile_json_path, parse, section
 from offloadd.doctor.finding import Finding, fail, not_applicable, ok, warn
 from offloadd.doctor.gds import nvfs_obstacle, p2pdma_obstacle
 from offloadd.doctor.subject import Machine
-from offloadd.doctor.system import System
+from offloadd.machine.system import System
 
 _NVFS = "/proc/driver/nvidia-fs"
 

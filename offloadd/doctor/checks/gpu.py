@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from offloadd.doctor import nvidia, pci
 from offloadd.doctor.finding import Finding, fail, not_applicable, ok, warn
 from offloadd.doctor.subject import Machine
-from offloadd.doctor.system import System
+from offloadd.machine.system import System
 
 NO_GPU = "no NVIDIA driver here: KV in host memory only"
 

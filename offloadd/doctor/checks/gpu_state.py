@@ -11,7 +11,7 @@ from offloadd.doctor.checks.gpu import NO_GPU
 from offloadd.doctor.finding import Finding, fail, not_applicable, ok, warn
 from offloadd.doctor.mps import VARIABLE, mps
 from offloadd.doctor.subject import Machine
-from offloadd.doctor.system import System
+from offloadd.machine.system import System
 from offloadd.units import MIB, format_bytes
 
 #: Assumed of a mover's CUDA context with its kernels, on top of staging slots. `offloadd status` tells what one really took.

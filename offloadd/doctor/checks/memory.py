@@ -7,8 +7,8 @@ from offloadd.doctor.checks.container import CAP_IPC_LOCK
 from offloadd.doctor.finding import Finding, fail, not_applicable, ok, warn
 from offloadd.doctor.owner import lock_owner
 from offloadd.doctor.subject import Machine
-from offloadd.doctor.system import System
 from offloadd.ipc.channel import MESSAGE_BYTES_MAX
+from offloadd.machine.system import System
 from offloadd.transfer import native
 from offloadd.units import KIB, MIB, format_bytes
 

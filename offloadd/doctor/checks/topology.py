@@ -7,7 +7,7 @@ from offloadd.doctor import nvidia, pci
 from offloadd.doctor.checks.gpu import NO_GPU
 from offloadd.doctor.finding import Finding, not_applicable, ok, warn
 from offloadd.doctor.subject import Machine
-from offloadd.doctor.system import System
+from offloadd.machine.system import System
 from offloadd.memory.topology import Topology, format_list, read_topology
 
 

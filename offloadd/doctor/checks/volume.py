@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from offloadd.doctor.direct_io import probe_direct_io
 from offloadd.doctor.finding import Finding, fail, not_applicable, ok, warn
 from offloadd.doctor.subject import Volume
-from offloadd.doctor.system import System
 from offloadd.errors import VolumeDamaged, VolumeForeign
+from offloadd.machine.system import System
 from offloadd.tiers.slab_header import read_slab_headers
 from offloadd.tiers.superblock import Superblock, check_geometry, read_superblock
 from offloadd.tiers.volume_io import open_read_only, size_of

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from offloadd.doctor.system import System
+from offloadd.machine.system import System
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,8 @@ import re
 import stat
 from dataclasses import dataclass
 
-from offloadd.doctor.mounts import mount_of
-from offloadd.doctor.subject import Volume
-from offloadd.doctor.system import System
+from offloadd.machine.mounts import mount_of
+from offloadd.machine.system import System
 
 #: Deeper stacks than this are a loop in a broken tree.
 _DEPTH_MAX = 16
@@ -26,6 +25,15 @@ class Controller:
     ana_state: str
     #: -1: not told.
     numa_node: int
+
+    def __str__(self) -> str:
+        shown = f"{self.name} ({self.transport}{', ' if self.address else ''}{self.address}) is {self.state or 'in no known state'}"
+        if self.ana_state not in ("", "optimized"):
+            shown += f", {self.ana_state}"
+        if self.is_fabric and self.state != "live":
+            shown += "; fast_io_fail_tmo is " + ("off" if self.fast_io_fail_s in (None, -1) else f"{self.fast_io_fail_s} s")
+            shown += ", ctrl_loss_tmo " + ("off" if self.ctrl_loss_s in (None, -1) else f"{self.ctrl_loss_s} s")
+        return shown
 
     @property
     def is_fabric(self) -> bool:
@@ -48,15 +56,14 @@ class Layer:
         return self.kind not in ("crypt", "lvm", "dm", "loop") and not self.kind.startswith("md")
 
 
-def located(system: System, volume: Volume) -> str:
-    """The volume's path, its links followed where that can't hang: always in /dev, which lies in memory."""
-    path = volume.options.path
-    return system.real(path) if volume.follow_links or path.startswith("/dev/") else path
+def located(system: System, path: str, *, follow_links: bool) -> str:
+    """The path with its links followed, without `follow_links` only where that can't hang: in /dev, which lies in memory."""
+    return system.real(path) if follow_links or path.startswith("/dev/") else path
 
 
-def block_device_number(system: System, volume: Volume) -> str | None:
+def block_device_number(system: System, path: str, *, follow_links: bool) -> str | None:
     """`major:minor` of a volume that is a block device itself; None for a file."""
-    directory, _, name = located(system, volume).rpartition("/")
+    directory, _, name = located(system, path, follow_links=follow_links).rpartition("/")
     if not f"{directory}/".startswith("/dev/"):
         return None
     if directory == "/dev" and (number := system.text(f"/sys/class/block/{name}/dev")):
@@ -69,18 +76,31 @@ def block_device_number(system: System, volume: Volume) -> str | None:
     return f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}" if stat.S_ISBLK(status.st_mode) else None
 
 
-def device_number(system: System, volume: Volume) -> str | None:
+def device_number(system: System, path: str, *, follow_links: bool) -> str | None:
     """`major:minor` of the block device that the volume is or lies on; None if there is none (overlay, network, memory)."""
-    number = block_device_number(system, volume)
+    number = block_device_number(system, path, follow_links=follow_links)
     if number is not None:
         return number
-    mount = mount_of(system, located(system, volume))
+    mount = mount_of(system, located(system, path, follow_links=follow_links))
     if mount is None:
         return None
     if not mount.device.startswith("0:"):
         return mount.device
     # btrfs counts its mounts under device numbers of its own and names one disk as the source.
     return system.text(f"/sys/class/block/{mount.source.rpartition('/')[2]}/dev") if mount.source.startswith("/dev/") else None
+
+
+def paths_of(system: System, path: str) -> str:
+    """The NVMe controllers behind a volume with their transports, addresses and states, for people; empty if it lies on none. Never hangs, never raises.
+
+    Of a volume whose path has links outside of /dev it may know nothing: they are not followed.
+    """
+    try:
+        number = device_number(system, path, follow_links=False)
+        stack = layers(system, number) if number is not None else []
+    except OSError as error:
+        return f"not known: {error}"
+    return "; ".join(str(controller) for layer in stack for controller in layer.controllers)
 
 
 def layers(system: System, number: str) -> list[Layer]:
