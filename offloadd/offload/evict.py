@@ -153,6 +153,9 @@ class Evictor:
             return
         rows = core.catalog.lookup(batch.keys)
         present = core.catalog.stored_as(rows, tier=tier, durable=durable)
+        if core.unreadable and tier == Tier.ANY and not durable:
+            # It is there, and can't be had back while it is wanted: the arena takes another copy.
+            present &= ~core.catalog.only_on(rows, core.unreadable)
         if present.any():
             answer.set(batch.positions[present], EvictStatus.DUPLICATE, 0, core.catalog.tiers_of(rows[present]))
             core.catalog.touch(rows[present])
@@ -203,12 +206,14 @@ class Evictor:
         # The device's mover may have been refused the memory for its way there.
         serving = [volume for volume in serving if region.device.volume_lane(volume.ordinal, slot_bytes=region.slot_bytes) is not None]
         if not serving:
-            return missing, Reason.NO_TIER
+            down = any(volume.serving and not volume.health.writes.admits for volume in core.volumes)
+            return missing, Reason.VOLUME_DOWN if down else Reason.NO_TIER
         failures = {volume.ordinal: volume.slab_failures for volume in serving}
         while True:
-            volumes = [volume for volume in serving if volume.serving and volume.slab_failures - failures[volume.ordinal] < SLAB_FAILURES_MAX]
+            admitting = [volume for volume in serving if volume.serving and volume.health.writes.admits]
+            volumes = [volume for volume in admitting if volume.slab_failures - failures[volume.ordinal] < SLAB_FAILURES_MAX]
             if not volumes:
-                return missing, Reason.IO_ERROR
+                return missing, Reason.IO_ERROR if admitting else Reason.VOLUME_DOWN
             changed = [volume.slabs_changed for volume in volumes]
             per_volume = -(-missing.shape[0] // len(volumes))
             stripe = max(1, min(per_volume, STRIPE_BYTES // region.slot_bytes))
@@ -281,6 +286,7 @@ class Evictor:
             if part.volume >= 0 and place not in paths:
                 paths[place] = core.path_to(part.region.device, part.volume, options.path, Direction.EVICT, by_volume[place])
         lanes: dict[tuple[int, int], Lane] = {}
+        move.filling()
         for (volume, number), group in by_lane.items():
             region = group[0].region
             blocks = new_blocks(sum(part.chosen.shape[0] for part in group))
@@ -313,6 +319,7 @@ class Evictor:
                 after_event=options.source_ready,
                 require_path=options.require_path,
             )
+        move.filled()
         return _Sent(over, lanes)
 
     def _fill(self, records: npt.NDArray[Any], part: _Part, options: EvictOptions) -> None:

@@ -44,7 +44,8 @@ class KeeperRequests:
         """
         if not self._process.alive:
             raise Unavailable(f"the keeper of {self._path} is being restarted; repeat")
-        if len(self._waiting) >= WAITING_MAX:
+        # Of probes there is one at a time, and it is to tell why the others wait.
+        if len(self._waiting) >= WAITING_MAX and not isinstance(request, Probe):
             raise Unavailable(f"{len(self._waiting)} requests wait for the keeper of {self._path}; {WAITING_MAX} is the limit; repeat after a pause")
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[request.ticket] = future

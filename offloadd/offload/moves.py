@@ -14,6 +14,8 @@ from offloadd.mover.messages import SliceDone
 #: What tells ways apart in an answer.
 WayName = tuple[Tier, Path, Way]
 
+#: In place of a job's number; those are never negative.
+_FILLING = -1
 #: In `Move.reasons`: no result yet.
 PENDING = 0xFFFFFFFF
 
@@ -106,6 +108,14 @@ class Move:
     def sent(self, job: int, count: int) -> None:
         """A job with this many blocks belongs to the move."""
         self._uncopied[job] = count
+
+    def filling(self) -> None:
+        """Jobs are being queued: whatever becomes of the first of them at once, the move is not copied before `filled`."""
+        self._uncopied[_FILLING] = 1
+
+    def filled(self) -> None:
+        """All jobs have been queued."""
+        self.on_copied(_FILLING, 1)
 
     def on_copied(self, job: int, count: int) -> None:
         """The sources of `count` more blocks of a job are free."""

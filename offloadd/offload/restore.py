@@ -163,12 +163,18 @@ class Restorer:
         regions = [core.regions.by_number(batch.region) for batch in batches]
         for region, batch in zip(regions, batches, strict=True):
             # The copy that the asked-for path reads where there is one; blocks that have only the other copy keep it, unless the path is required.
-            sources = core.catalog.plan_restore(batch.keys, from_volume=path not in (Path.AUTO, Path.DDR))
+            avoid = () if options.require_path else core.unreadable
+            sources = core.catalog.plan_restore(batch.keys, from_volume=path not in (Path.AUTO, Path.DDR), avoid=avoid)
             usable = (sources.rows > 0) & (sources.payload_bytes == region.payload_bytes)
             self._leave_out_unreachable(sources, usable, region)
+            down = usable & np.isin(sources.volume, list(core.unreadable)) if core.unreadable else None
+            if down is not None:
+                usable &= ~down
             if not usable.all():
                 core.catalog.unpin(sources.rows[~usable])
                 answer.set(batch.positions[~usable], RestoreStatus.NOT_FOUND)
+                if down is not None:
+                    answer.set(batch.positions[down], RestoreStatus.FAILED, int(Reason.VOLUME_DOWN))
                 core.counters["restore_misses"] += int((~usable).sum())
             planned.append((region, batch, sources, usable))
         if options.require_path:

@@ -33,6 +33,7 @@ from offloadd.keeper.messages import (
     NamespaceAdded,
     OpenSlab,
     OpenVolume,
+    Probe,
     Recovered,
     ScanFinished,
     SlabInfo,
@@ -40,10 +41,13 @@ from offloadd.keeper.messages import (
     SummaryPart,
     VolumeOpened,
 )
+from offloadd.machine.block import paths_of
+from offloadd.machine.system import System
 from offloadd.model.slots import FLAG_KEEP
 from offloadd.offload.keeper_requests import CUT_WAIT_S, KeeperRequests
 from offloadd.offload.namespaces import NamespaceEntry, Namespaces
 from offloadd.offload.processes import WorkerProcess
+from offloadd.offload.volume_health import HealthOptions, VolumeHealth
 from offloadd.tiers.format import SUMMARY_DTYPE, slot_count_for
 
 #: How long after a volume's opening a restore of an unknown block waits for its scan. A million blocks take 1 to 2 s, and to recompute takes longer than that.
@@ -75,7 +79,8 @@ class VolumeOptions:
 class VolumeLink:
     """One volume, kept open by its keeper. Event-loop owned.
 
-    `on_opened(self)`: geometry and descriptors are known; lanes may be added. `keep_until_s()`: until when recovered keeps stay.
+    `on_opened(self)`: geometry and descriptors are known; lanes may be added. `keep_until_s()`: until when recovered keeps stay. `on_turn(self)`: a breaker of
+    its health has changed its state.
     """
 
     def __init__(
@@ -86,8 +91,11 @@ class VolumeLink:
         namespaces: Namespaces,
         keep_until_s: Callable[[], float],
         on_opened: Callable[["VolumeLink"], None],
+        on_turn: Callable[["VolumeLink"], None],
+        health: HealthOptions,
     ) -> None:
         self.options = options
+        self.health = VolumeHealth(health, lambda: on_turn(self))
         self.state = "opening"
         #: Why it can't be opened.
         self.failure = ""
@@ -117,7 +125,7 @@ class VolumeLink:
         self._namespaces = namespaces
         self._keep_until_s = keep_until_s
         self._on_opened = on_opened
-        self._requests = KeeperRequests(self.process, options.path, on_late=lambda: None)
+        self._requests = KeeperRequests(self.process, options.path, on_late=self.health.suspect)
         self._tasks: set[asyncio.Task[None]] = set()
         self._dirty: dict[int, bool] = {}
         self._by_ordinal: dict[int, NamespaceEntry] = {}
@@ -132,6 +140,15 @@ class VolumeLink:
         self._started_s = clock.monotonic_s()
         self.process.start()
 
+    async def probe(self) -> None:
+        """Read a sector; returns when it was read, however long that takes. Raises `VolumeError` if it can't be, `Unavailable` if nobody could be asked."""
+        await self._requests.ask(Probe(ticket=self._requests.ticket()), wait_s=None)
+
+    @property
+    def nvme_paths(self) -> str:
+        """The NVMe controllers behind it with their states, for people."""
+        return paths_of(System(), self.options.path) or "none"
+
     @property
     def serving(self) -> bool:
         """Whether blocks may be read and written (also while it is still being scanned)."""
@@ -140,7 +157,7 @@ class VolumeLink:
     @property
     def scanning(self) -> bool:
         """Whether blocks that are not known yet may still be found, soon. False once the scan takes longer than SCAN_WAIT_S: nobody waits for a slow volume."""
-        return self.state == "recovering" and clock.monotonic_s() < self._scan_until_s
+        return self.state == "recovering" and self.health.reads.admits and clock.monotonic_s() < self._scan_until_s
 
     @property
     def pool(self) -> Pool:
@@ -213,7 +230,7 @@ class VolumeLink:
         else:
             assert isinstance(answer, SlabReady)
             self.pool.ready(slab, answer.nonce)
-        self._wake()
+        self.wake()
         self.grant_wishes()
 
     async def _close_slab(self, slab: Slab) -> None:
@@ -229,7 +246,7 @@ class VolumeLink:
             self.pool.closed(slab.index, clean=False)
         else:
             self.pool.closed(slab.index, clean=True)
-        self._wake()
+        self.wake()
 
     def _summary(self, slab: Slab) -> list[SummaryPart]:
         records = np.zeros(slab.slot_count, dtype=SUMMARY_DTYPE)
@@ -248,7 +265,8 @@ class VolumeLink:
             for first in range(0, slab.slot_count, SUMMARY_RECORDS_MAX)
         ]
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Have those who wait for its slabs, or its scan, look again."""
         changed, self.slabs_changed = self.slabs_changed, asyncio.Event()
         changed.set()
 
@@ -345,7 +363,7 @@ class VolumeLink:
             )
         if part.last:
             self.pool.recovered(part.slab, dirty=self._dirty[part.slab])
-            self._wake()
+            self.wake()
 
     def _on_scan_finished(self, scan: ScanFinished) -> None:
         if self.scan is not None:
@@ -363,7 +381,7 @@ class VolumeLink:
             headers_bad=scan.headers_bad,
             seconds=round(self.recovery_s, 3),
         )
-        self._wake()
+        self.wake()
         self.grant_wishes()
 
     def _fail(self, answer: Failed) -> None:
@@ -383,7 +401,14 @@ class VolumeLink:
             self.retry_at_s = clock.monotonic_s() + pause_s
             self._retry = asyncio.get_running_loop().call_later(pause_s, self._open)
             if answer.error != before:
-                log.warning("volume can't be opened; trying again with growing pauses", volume=path, kind=answer.kind, error=answer.error, pause_s=pause_s)
+                log.warning(
+                    "volume can't be opened; trying again with growing pauses",
+                    volume=path,
+                    kind=answer.kind,
+                    error=answer.error,
+                    pause_s=pause_s,
+                    nvme=self.nvme_paths,
+                )
         self.settled.set()
 
     def _forget_retry(self) -> None:

@@ -35,6 +35,9 @@ class Breaker:
         #: How often it has.
         self.opened_count = 0
 
+    def __str__(self) -> str:
+        return f"{self.state.value}: {self.reason}" if self.reason else self.state.value
+
     @property
     def admits(self) -> bool:
         """Whether new jobs may be sent."""
