@@ -167,14 +167,9 @@ class Restorer:
             sources = core.catalog.plan_restore(batch.keys, from_volume=path not in (Path.AUTO, Path.DDR), avoid=avoid)
             usable = (sources.rows > 0) & (sources.payload_bytes == region.payload_bytes)
             self._leave_out_unreachable(sources, usable, region)
-            down = usable & np.isin(sources.volume, list(core.unreadable)) if core.unreadable else None
-            if down is not None:
-                usable &= ~down
             if not usable.all():
                 core.catalog.unpin(sources.rows[~usable])
                 answer.set(batch.positions[~usable], RestoreStatus.NOT_FOUND)
-                if down is not None:
-                    answer.set(batch.positions[down], RestoreStatus.FAILED, int(Reason.VOLUME_DOWN))
                 core.counters["restore_misses"] += int((~usable).sum())
             planned.append((region, batch, sources, usable))
         if options.require_path:
