@@ -119,3 +119,20 @@ def test_requests_that_wait_for_a_volume_that_hangs_are_answered_long_before_the
     assert all(node.engine.holds(32 + index, name) for index, name in enumerate(NAMES))
     log = node.daemon.log.read_text()
     assert "volume is not used" in log and "volume is used again" in log and "nvme=" in log
+
+
+def test_a_daemon_starts_beside_a_volume_that_hangs_and_serves_it_once_it_answers(node: Node) -> None:
+    node.client.close()
+    node.daemon.stop()
+    with node.hang("preadv") as opening:
+        node.daemon.start()
+        status = node.daemon.status()
+        assert opening.waiting_now > 0 and status.volumes[0].state == "opening" and status.volumes[1].state in ("recovering", "serving")
+        assert "volume does not answer; serving without it until it does" in node.daemon.log.read_text()
+        node.client = Client.connect(node.daemon.runtime_dir, instance="engine", timeout_s=60)
+        node.engine = Engine(node.client, flat(64, BLOCK_BYTES))
+        assert node.outcomes() == {("RESTORED", "NONE"): COUNT // 2, ("NOT_FOUND", "NONE"): COUNT // 2}
+        assert node.engine.evict([0], ["beside it"], ack=AckLevel.DURABLE, deadline_s=120).all_stored
+        assert opening.waiting_now > 0
+    node.daemon.wait_until(lambda: node.daemon.status().volumes[0].state == "serving", "the volume's return", timeout_s=120)
+    assert node.outcomes() == {("RESTORED", "NONE"): COUNT}
