@@ -1,6 +1,6 @@
 """Is a newer result of a benchmark worse than an older one, beyond what its figures vary by themselves?
 
-Exit status: 0 nothing is worse, 1 something is, 2 the files can't be compared.
+Exit status: 0 nothing is worse, 1 something is or can't be measured any more, 2 the files can't be compared.
 """
 
 import argparse
@@ -16,7 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from bench.support.comparison import Basis, Compared, Comparison, Verdict, compare
-from bench.support.result import Result, ResultError, read_result, shown
+from bench.support.figure import shown
+from bench.support.result import Result, ResultError, read_result
 
 _STYLES = {
     Verdict.BETTER: "green",
@@ -48,6 +49,7 @@ def record(old: Result, new: Result, found: Comparison, noise: float) -> dict[st
         "figures": [{**asdict(figure), "ratio": figure.ratio} for figure in found.figures],
         "only_old": found.only_old,
         "only_new": found.only_new,
+        "lost": found.lost,
         "skips": found.skips,
     }
 
@@ -62,17 +64,21 @@ def tell(console: Console, old: Result, new: Result, found: Comparison) -> None:
     if any(figure.basis is Basis.RATIO for figure in found.figures):
         console.print("Figures of kind “ratio to ceiling” are compared by that ratio and not by their value, since machines drift.", style="dim")
     console.print(
-        "noise: the widest of --noise and the spread that either result tells of the figure (half of p75 - p25, or the MAD, by the median). "
-        "A row that went another way than asked, and did not before, is worse whatever its speed.",
+        "noise: the widest of --noise and the spread that either result tells of the figure, or of its ratio where that is compared (half of p75 - p25, or the "
+        "MAD, by the median). "
+        "A row that went another way than asked, and did not before, is worse whatever its speed; so is what was measured and can't be any more.",
         style="dim",
     )
     for title, names in (("only in the old result", found.only_old), ("only in the new result", found.only_new)):
         for name in names:
             console.print(f"[yellow]{title}:[/yellow] {escape(name)}")
+    for told in found.lost:
+        console.print(f"[bold red]lost:[/bold red] {escape(told)}")
     for told in found.skips:
         console.print(f"[yellow]not run in both:[/yellow] {escape(told)}")
     counts = {verdict: sum(figure.verdict is verdict for figure in found.figures) for verdict in Verdict}
-    console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count), style="bold red" if found.worse else "bold")
+    words = [f"{count} {verdict}" for verdict, count in counts.items() if count] + ([f"{len(found.lost)} lost"] if found.lost else [])
+    console.print(", ".join(words), style="bold red" if found.worse else "bold")
 
 
 def _table(figures: list[Compared]) -> Table:
@@ -110,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if old.name != new.name:
             raise ResultError(f"{options.old} is a result of {old.name}, {options.new} one of {new.name}: they have nothing to compare")
         found = compare(old, new, noise=options.noise)
-        if not found.figures and not found.skips:
+        if not found.figures and not found.skips and not found.lost:
             raise ResultError(
                 f"{options.old} and {options.new} have no figure in common: {len(old.figures)} and {len(new.figures)} figures, "
                 f"{len(old.rows)} and {len(new.rows)} rows"

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from html import escape
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bench.support.report import Figure
-from bench.support.result import Result, ResultError, read_result, shown, spreads, texts
+from bench.support.figure import fact_text, shown
+from bench.support.report import TINY_MEANS_NOTHING, Figure
+from bench.support.result import Result, ResultError, read_result, spreads, texts
 from bench.support.row_groups import Group
 from bench.support.row_page import grid
+from bench.support.rows import counted
 
 if TYPE_CHECKING:
     from bench.support.drawing import Plot
@@ -74,7 +76,12 @@ def page(results: Sequence[Result], drawer: Drawer) -> str:
     for result in results:
         parts += _section(result)
         parts.append(drawn(drawer.figures(result)))
-        parts += grid(result.rows, overview=lambda groups: drawn(drawer.overview(groups)), plots=lambda group: drawn(drawer.group(group)))
+        parts += grid(
+            result.rows,
+            overview=lambda groups: drawn(drawer.overview(groups)),
+            plots=lambda group: drawn(drawer.group(group)),
+            recompute=str(result.facts.get("recompute", "")),
+        )
         parts += _said(result)
     return "".join([*parts, "</body>\n</html>\n"])
 
@@ -85,31 +92,32 @@ def _machine(results: Sequence[Result]) -> Iterator[str]:
     for fact in dict.fromkeys(fact for result in results for fact in result.machine):
         values: dict[str, list[str]] = {}
         for result in results:
-            values.setdefault(_told(result.machine.get(fact)), []).append(result.name)
+            values.setdefault(fact_text(result.machine.get(fact)), []).append(result.name)
         told = [escape(value) + ("" if len(values) == 1 else f" <span class=soft>({escape(', '.join(names))})</span>") for value, names in values.items()]
         yield f"<tr><th scope=row>{escape(fact.replace('_', ' '))}</th><td>{'<br>'.join(told)}</td></tr>\n"
     yield "</table></div>\n"
 
 
 def _section(result: Result) -> Iterator[str]:
-    verdicts = [figure.met for figure in result.figures if figure.met is not None]
     yield f"<section>\n<h2>{escape(result.question)} <span class=name>{escape(result.name)}</span></h2>\n"
     if result.tiny:
-        yield "<p class=caution>Caution: a tiny run, which shows that the benchmark works and nothing else. Its figures mean nothing.</p>\n"
+        yield f"<p class=caution>{TINY_MEANS_NOTHING}</p>\n"
     if result.figures or not result.rows:
-        yield from _figures(result, verdicts)
+        yield from _figures(result)
 
 
-def _figures(result: Result, verdicts: list[bool]) -> Iterator[str]:
-    yield f"<p>{len(result.figures)} figures; {sum(verdicts)} of {len(verdicts)} targets met.</p>\n"
+def _figures(result: Result) -> Iterator[str]:
+    verdicts = [figure.met for figure in result.figures if figure.met is not None and not result.tiny]
+    met = f"; {sum(verdicts)} of {len(verdicts)} targets met" if verdicts else ""
+    yield f"<p>{counted(len(result.figures), 'figure')}{met}.</p>\n"
     yield "<div class=scroll><table>\n<thead><tr><th>figure</th><th class=number>measured</th><th class=number>expected</th><th class=number>ceiling</th>"
     yield "<th class=number>of ceiling</th><th class=number>target</th><th></th></tr></thead>\n<tbody>\n"
     for figure in result.figures:
-        yield _row(figure)
+        yield _row(figure, None if result.tiny else figure.met)
     yield "</tbody>\n</table></div>\n"
 
 
-def _row(figure: Figure) -> str:
+def _row(figure: Figure, met: bool | None) -> str:
     lines = [f"expected: {figure.sketch}"] if figure.sketch else []
     lines += [f"{name}: {value}" for name, value in texts(figure).items()]
     for spread in spreads(figure):
@@ -120,7 +128,7 @@ def _row(figure: Figure) -> str:
         f"<tr><td>{escape(figure.name)}{''.join(f'<small>{escape(line)}</small>' for line in lines)}</td>"
         f"<td class=number>{escape(f'{shown(figure.value)} {figure.unit}')}</td>{_number(figure.expected)}{_number(figure.ceiling)}"
         f"<td class=number>{'' if figure.ratio is None else f'{figure.ratio:.2f}'}</td>"
-        f"<td class=number>{'' if figure.target is None else escape(str(figure.target))}</td>{_VERDICTS[figure.met]}</tr>\n"
+        f"<td class=number>{'' if figure.target is None else escape(str(figure.target))}</td>{_VERDICTS[met]}</tr>\n"
     )
 
 
@@ -143,17 +151,11 @@ def _said(result: Result) -> Iterator[str]:
     if result.facts or result.notes:
         yield "<h3>What the run noted, with reasons where rows are missing</h3>\n"
     if result.facts:
-        rows = (f"<tr><th scope=row>{escape(name.replace('_', ' '))}</th><td>{escape(_told(value))}</td></tr>\n" for name, value in result.facts.items())
+        rows = (f"<tr><th scope=row>{escape(name.replace('_', ' '))}</th><td>{escape(fact_text(value))}</td></tr>\n" for name, value in result.facts.items())
         yield f"<div class=scroll><table class=facts>\n{''.join(rows)}</table></div>\n"
     for name, lines in result.notes.items():
         yield f"<h4>{escape(name)}</h4>\n<pre>{escape(chr(10).join(lines))}</pre>\n"
     yield "</section>\n"
-
-
-def _told(value: Any) -> str:
-    if value is None:
-        return "untold"
-    return shown(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

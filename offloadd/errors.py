@@ -24,7 +24,9 @@ A miss, a rejection and a full tier are outcomes, not errors. An exception means
 
 
 class OffloaddError(Exception):
-    """Root of the tree; never raised itself."""
+    """Root of the tree; never raised itself. `retry_after_s`: after which pause the call may well work; None where it will not, or at once."""
+
+    retry_after_s: float | None = None
 
 
 class InvalidRequest(OffloaddError):
@@ -50,6 +52,9 @@ class AlreadyOpen(OffloaddError):
 class LimitExceeded(OffloaddError):
     """A configured limit is reached; the message names the number and the limit."""
 
+    #: Some requests of tens of milliseconds end meanwhile.
+    retry_after_s = 0.1
+
 
 class PathUnavailable(OffloaddError):
     """The demanded path does not exist for this tier and device on this node."""
@@ -57,6 +62,9 @@ class PathUnavailable(OffloaddError):
 
 class Unavailable(OffloaddError):
     """The daemon, a mover or a keeper is away; the request may be repeated."""
+
+    #: A worker is back in about half a second.
+    retry_after_s = 0.5
 
 
 class DeadlineExpired(OffloaddError):

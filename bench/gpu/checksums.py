@@ -9,7 +9,7 @@ import numpy as np
 from bench.gpu.device import Gpu, Timed
 from bench.gpu.figures import Figures
 from bench.support.report import Target
-from bench.support.stats import Summary, median_ratio
+from bench.support.stats import Paired, Summary
 from bench.support.workload import Blocks
 from offloadd.tiers.format import slot_bytes_for
 from offloadd.transfer.checksum import crc32c
@@ -65,13 +65,14 @@ def checksums(figures: Figures, gpu: Gpu, work: Blocks, kernels: DeviceKernels) 
         ("CRC32C of each block by kernels", seconds, Target(GB_PER_S_MIN)),
         ("CRC32C of all as one: kernels, fetched, combined on the host", wholes, None),
     ):
+        pairs = Paired.of(ceiling, series)
         figures.add(
             f"{work.name}: {name}",
             work.payload_bytes / Summary.of(series).median / 1e9,
             "GB/s",
             way=way,
             ceiling=work.payload_bytes / Summary.of(ceiling).median / 1e9,
-            ratio=median_ratio(ceiling, series),
+            ratio=pairs.ratio,
             target=target,
-            detail={"ceiling": "one device-to-device copy, which reads as much and writes as much", **Summary.of(series).detail(1e3, "ms_")},
+            detail={"ceiling": "one device-to-device copy, which reads as much and writes as much", **Summary.of(series).detail(1e3, "ms_"), **pairs.detail},
         )

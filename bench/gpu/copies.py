@@ -12,7 +12,7 @@ from bench.gpu.device import EngineMemory, Gpu, Timed
 from bench.gpu.figures import Figures
 from bench.support.mover import layout_of
 from bench.support.report import Target
-from bench.support.stats import Summary, median_ratio
+from bench.support.stats import Paired, Summary
 from bench.support.workload import Blocks
 from offloadd.cuda.copies import CopyEngines
 from offloadd.cuda.memory import DeviceMemory
@@ -121,18 +121,20 @@ def _tell(figures: Figures, work: Blocks, order: str, way: Way, plains: list[Tim
     both = [one.seconds + other.seconds for one, other in zip(way.gathers, way.scatters, strict=True)]
     ceiling = [2 * one.seconds for one in plains]
     moved_bytes = 2 * work.payload_bytes
+    pairs = Paired.of(ceiling, both)
     figures.add(
         f"{work.name}, {order}: gather and scatter by {way.name}",
         moved_bytes / Summary.of(both).median / 1e9,
         "GB/s",
         way=f"{way.name}, between memories of the GPU; every byte compared",
         ceiling=moved_bytes / Summary.of(ceiling).median / 1e9,
-        ratio=median_ratio(ceiling, both),
+        ratio=pairs.ratio,
         target=Target(RATIO_MIN, on_ratio=True),
         detail={
             "ceiling": "one device-to-device copy of as many bytes",
             **Summary.of(one.seconds for one in way.gathers).detail(1e3, "gather_ms_"),
             **Summary.of(one.seconds for one in way.scatters).detail(1e3, "scatter_ms_"),
             "queued_ms_median": Summary.of(one.queued_s for one in (*way.gathers, *way.scatters)).median * 1e3,
+            **pairs.detail,
         },
     )

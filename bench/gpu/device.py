@@ -1,8 +1,7 @@
 """The GPU that is measured, and engine memory on it that another process may open."""
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +13,10 @@ from offloadd.client.cuda import DeviceMemory as ExportedMemory
 from offloadd.client.cuda import export_pointer
 from offloadd.cuda.device import Device
 from offloadd.cuda.driver import check, load
-from offloadd.cuda.memory import DeviceMemory, HostRegistration
+from offloadd.cuda.memory import DeviceMemory
 from offloadd.cuda.plain import clear, copy
 from offloadd.cuda.streams import Stream
-from offloadd.memory.mapping import Bytes, map_private
+from offloadd.memory.mapping import Bytes
 from offloadd.model.region import Layout
 from offloadd.mover.messages import IpcPiece
 
@@ -172,17 +171,3 @@ class EngineMemory:
 
     def __exit__(self, *_: object) -> None:
         self._memory.close()
-
-
-@contextlib.contextmanager
-def page_locked(gpu: Gpu, size_bytes: int) -> Iterator[int]:
-    """Address of page-locked memory of the host for the length of the `with` block."""
-    mapping = map_private(size_bytes)
-    try:
-        registration = HostRegistration.register(gpu.device, mapping.bytes.ctypes.data, mapping.bytes.nbytes)
-        try:
-            yield mapping.bytes.ctypes.data
-        finally:
-            registration.close()
-    finally:
-        mapping.close()

@@ -17,14 +17,18 @@ from bench.gpu import mps
 from bench.gpu.device import EngineMemory, Gpu, uses_mps
 from bench.gpu.figures import Figures
 from bench.gpu.moves import arena_memory, arena_way, gpu_mover, opened
+from bench.support.cpu import cpu_seconds
 from bench.support.gpu_load import LoadProcess
 from bench.support.mover import LaneEnd, MoverProcess, Records, layout_of, make_records
 from bench.support.process import Answer, Commanded, CommandedError, Handler, obey
 from bench.support.report import Target
 from bench.support.restoring import make_volume
+from bench.support.rows import Case, Row, quantiles_of
+from bench.support.rows import Operation as Direction
 from bench.support.stats import Summary
 from bench.support.workload import Blocks
-from offloadd.mover.messages import Operation
+from offloadd.model.enums import Way
+from offloadd.mover.messages import ArenaLocked, Operation
 from offloadd.tiers.format import Geometry, slot_bytes_for
 from offloadd.tiers.volume_io import VolumeFile
 from offloadd.units import SECTOR_BYTES, align_up
@@ -34,6 +38,8 @@ P99_RATIO_MAX = 1.05
 PATHS = ("ddr", "bounce", "gds")
 #: Steps of one turn: some 2 s. Turns alone and beside restores change so often.
 STEPS, TURNS = 400, 4
+#: What gpu_cross_layer's blocks are: 640 KiB hold 16 tokens of one rank.
+MODEL, TENSOR_PARALLEL, KV_DTYPE, BLOCK_TOKENS = "llama-3-70b", 8, "bf16", 16
 #: A restore of 320 MiB takes 10 to 100 ms.
 FIRST_RESTORE_TIMEOUT_S = 120.0
 
@@ -50,24 +56,35 @@ class _Restores:
         self.spans: list[tuple[float, float]] = []
         self.stage_ns: dict[str, int] = {}
         self.slice_count = self.bounced_count = 0
+        self.way_bytes: dict[Way, int] = {}
 
     def _work(self) -> None:
         try:
             while not self._enough.is_set():
-                self.one()
+                self._one()
                 self._first.set()
         except Exception as error:
             self._failure = error
             self._first.set()
 
-    def one(self) -> None:
-        """One restore of all blocks."""
+    def _one(self) -> None:
         start = time.perf_counter()
-        self.spans.append((start, self._lane.run(self._operation, self._records, self._slot_bytes)))
+        self.spans.append((start, self._seconds()))
         for stage, nanoseconds in self._lane.stage_ns.items():
             self.stage_ns[stage] = self.stage_ns.get(stage, 0) + nanoseconds
+
+    def _seconds(self) -> float:
+        """Of one restore of all blocks."""
+        seconds = self._lane.run(self._operation, self._records, self._slot_bytes)
         self.slice_count += self._lane.slice_count
         self.bounced_count += self._lane.bounced_count
+        for way, size_bytes in self._lane.way_bytes.items():
+            self.way_bytes[way] = self.way_bytes.get(way, 0) + size_bytes
+        return seconds
+
+    def alone(self, count: int) -> list[float]:
+        """Seconds of each of so many restores with nothing beside them; not among those of the thread."""
+        return [self._seconds() for _ in range(count)]
 
     def since(self, begin: float) -> list[float]:
         """Seconds of those that ended later."""
@@ -92,8 +109,10 @@ class _Restores:
 class _Node:
     """The child's side: one GPU with engine memory, a mover with a lane for each path, and the load."""
 
-    def __init__(self, work: Blocks, engine: EngineMemory, mover: MoverProcess, decode: LoadProcess, file: VolumeFile, geometry: Geometry) -> None:
-        self._work, self._engine, self._mover, self._decode = work, engine, mover, decode
+    def __init__(
+        self, work: Blocks, engine: EngineMemory, mover: MoverProcess, locked: ArenaLocked, decode: LoadProcess, file: VolumeFile, geometry: Geometry
+    ) -> None:
+        self._work, self._engine, self._mover, self._locked, self._decode = work, engine, mover, locked, decode
         self._file, self._geometry = file, geometry
         self._records = make_records(work.block_bytes, work.block_count)
         self._lanes = iter(range(1, len(PATHS) + 1))
@@ -102,15 +121,21 @@ class _Node:
         """Steps alone and beside restores by one path. Raises LaneRefusedError where there is no such way."""
         path, steps, turns = str(command["path"]), int(command["steps"]), int(command["turns"])
         restores = self._restores(path)
-        idle = self._idle(restores)
+        idle: list[float] = []
         alone: list[float] = []
         beside: list[float] = []
         seconds: list[float] = []
+        cpu_s = idle_cpu_s = 0.0
         for _ in range(turns):
             alone += self._decode.run(steps)
+            before = cpu_seconds([self._mover.pid])
+            idle += restores.alone(self._work.round_count)
+            between = cpu_seconds([self._mover.pid])
             with restores:
                 begin = time.perf_counter()
                 beside += self._decode.run(steps)
+            idle_cpu_s += between - before
+            cpu_s += cpu_seconds([self._mover.pid]) - between
             # Not those with no step beside them yet.
             seconds += restores.since(begin)
         if restores.bounced_count:
@@ -120,6 +145,9 @@ class _Node:
             "beside": beside,
             "idle": idle,
             "restores": seconds,
+            "cpu_s_per_restore": cpu_s / len(restores.spans),
+            "idle_cpu_s_per_restore": idle_cpu_s / len(idle),
+            "proven": self._proven(path, restores),
             "stages_ms": {name.replace("_ns", "_ms"): value / 1e6 / len(restores.spans) for name, value in restores.stage_ns.items()},
             "way": self._way(path, restores),
         }
@@ -136,21 +164,18 @@ class _Node:
         self._engine.require_original(f"{out.name} and {back.name} by {path}")
         return _Restores(lane, back, self._records, slot_bytes)
 
-    def _idle(self, restores: _Restores) -> list[float]:
-        """Seconds of restores with no step beside them."""
-        for _ in range(self._work.round_count):
-            restores.one()
-        idle = [seconds for _, seconds in restores.spans]
-        restores.spans.clear()
-        restores.stage_ns.clear()
-        return idle
+    @staticmethod
+    def _proven(path: str, restores: _Restores) -> dict[str, float]:
+        """Shares of the payload by the way that it went."""
+        total = sum(restores.way_bytes.values())
+        return {path if way is Way.PLAIN else way.label: size_bytes / total for way, size_bytes in restores.way_bytes.items()}
 
     def _way(self, path: str, restores: _Restores) -> str:
         if path == "gds":
             return f"gds: 0 of {restores.slice_count} slices bounced, by cuFile's and KvikIO's counts"
         if path == "bounce":
             return "bounce: O_DIRECT into page-locked staging slots, copy engines"
-        return arena_way(self._mover.said)
+        return arena_way([self._locked])
 
 
 def _begin(setup: Answer, held: contextlib.ExitStack) -> tuple[Answer, Handler]:
@@ -164,8 +189,7 @@ def _begin(setup: Answer, held: contextlib.ExitStack) -> tuple[Answer, Handler]:
     decode = held.enter_context(LoadProcess(gpu.device.uuid, tiny=setup["tiny"]))
     file = held.enter_context(opened(path))
     mover = held.enter_context(gpu_mover(gpu, engine))
-    mover.map_arena(arena_fd, arena.bytes.nbytes)
-    node = _Node(work, engine, mover, decode, file, geometry)
+    node = _Node(work, engine, mover, mover.map_locked_arena(arena_fd, arena.bytes.nbytes), decode, file, geometry)
     told = {"mps": uses_mps(gpu.device), "load": decode.kind, "weight_bytes": decode.weight_bytes, "kv_bytes": decode.kv_bytes}
     return told, node.measure
 
@@ -196,8 +220,10 @@ def _under(figures: Figures, device: str, work: Blocks, directory: Path, title: 
                     found = node.ask(path=path, steps=steps, turns=turns)
                 except CommandedError as error:
                     figures.skip(f"decode step p99 beside restores by {path}, {title}", str(error))
+                    figures.add_row(Row(_case(work, path, title), skipped=str(error)))
                     continue
                 _tell(figures, work, path, title, node.ready, found)
+                _tell_rows(figures, work, path, title, found)
     except CommandedError as error:
         figures.skip(what, str(error))
 
@@ -231,7 +257,45 @@ def _tell(figures: Figures, work: Blocks, path: str, title: str, ready: Answer, 
         way=found["way"],
         ceiling=idle_rate,
         ratio=rate / idle_rate,
-        detail={"ceiling": "the same restores with no step beside them", **Summary.of(found["restores"]).detail(1e3, "ms_")},
+        detail={"ceiling": "the same restores with no step beside them, in turn", **Summary.of(found["restores"]).detail(1e3, "ms_")},
+    )
+
+
+def _case(work: Blocks, path: str, title: str, *, background: str = "decode steps") -> Case:
+    """Of a preempted sequence's restore, as the workload file describes it. Without and with MPS are two machines to a mover, so each has rows alone, too."""
+    return Case(
+        model=f"{MODEL}, mover alone, {title}",
+        tensor_parallel=TENSOR_PARALLEL,
+        kv_dtype=KV_DTYPE,
+        block_tokens=BLOCK_TOKENS,
+        block_bytes=work.block_bytes,
+        tokens=BLOCK_TOKENS * work.block_count,
+        block_count=work.block_count,
+        operation=Direction.RESTORE,
+        path=path,
+        gpu_count=1,
+        background=background,
+    )
+
+
+def _tell_rows(figures: Figures, work: Blocks, path: str, title: str, found: Answer) -> None:
+    """The restores alone and beside decode steps, as rows of a grid."""
+    alone = _row(work, _case(work, path, title, background=""), found["idle"], found["idle_cpu_s_per_restore"], found["proven"])
+    figures.add_row(msgspec.structs.replace(alone, ceiling="none: that of the path is measured with it alone"))
+    beside = _row(work, _case(work, path, title), found["restores"], found["cpu_s_per_restore"], found["proven"])
+    ceiling = {"ceiling": "the same restores with no step beside them", "ceiling_gb_per_s": alone.gb_per_s, "ratio": beside.gb_per_s / alone.gb_per_s}
+    figures.add_row(msgspec.structs.replace(beside, **ceiling))
+
+
+def _row(work: Blocks, case: Case, seconds: list[float], cpu_s: float, proven: dict[str, float]) -> Row:
+    return Row(
+        case,
+        proven=proven,
+        request_count=len(seconds),
+        seconds=quantiles_of(seconds),
+        gb_per_s=work.payload_bytes * len(seconds) / sum(seconds) / 1e9,
+        cpu_s_per_gb=cpu_s / work.payload_bytes * 1e9,
+        memory_note="not counted here",
     )
 
 

@@ -10,33 +10,39 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.gpu.device import EngineMemory, Gpu, page_locked
+from bench.gpu.device import EngineMemory, Gpu
 from bench.gpu.figures import Figures
 from bench.support.client import NAMESPACE
 from bench.support.mover import layout_of
+from bench.support.outcomes import not_moved
+from bench.support.page_locked import page_locked
 from bench.support.report import Target
 from bench.support.restoring import make_volume
 from bench.support.service import Service
-from bench.support.stats import Summary, median_ratio
+from bench.support.settled import settled_paths
+from bench.support.stats import Paired, Summary
 from bench.support.ways import way_of
 from bench.support.workload import Blocks
 from offloadd.client import AckLevel, Client, EvictResult, Region, RestoreResult, StageTimes, Tier
 from offloadd.client import Blocks as Chosen
 from offloadd.client import Path as Way
+from offloadd.errors import PathUnavailable
+from offloadd.offload.mover_link import ARENA_LOCKED
 from offloadd.units import MIB, align_up
 
 #: A COPIED evict takes at most this many times as long as one page-locked copy of as many bytes.
 COPIED_RATIO_MAX = 1.25
-#: Waits for a lane that is being opened: the mover itself gives up earlier.
-SETTLE_TIMEOUT_S = 120.0
 DEADLINE_S = 300.0
-STARTING = "its mover is starting"
 
 STAGES = ("copy_s", "checksum_s", "io_s", "queue_s")
 
 
+class NotMovedError(RuntimeError):
+    """Blocks of a request were not moved, or not by the path asked for; says how many, and why."""
+
+
 class Requests:
-    """An engine's requests, each evict of blocks that the daemon has not seen."""
+    """An engine's requests, each evict of blocks that the daemon has not seen. None is sent by another path than asked: a figure of that has the wrong name."""
 
     def __init__(self, client: Client, region: Region, count: int) -> None:
         self._client = client
@@ -50,24 +56,24 @@ class Requests:
         return [hashlib.sha256(b"gpu figures %d %d" % (number, block)).digest() for block in range(self._count)]
 
     def evict(self, *, ack: AckLevel, tier: Tier, path: Way) -> tuple[float, EvictResult]:
-        """All blocks of the region, under new names; seconds and the answer. RuntimeError unless every block was stored."""
+        """All blocks of the region, under new names; seconds and the answer. NotMovedError unless every block was stored by this path."""
         self._names = self._fresh()
         blocks = Chosen(self._region, range(self._count), self._names)
         start = time.perf_counter()
-        result = self._client.evict(blocks, ack=ack, tier=tier, path=path, deadline_s=DEADLINE_S)
+        result = self._client.evict(blocks, ack=ack, tier=tier, path=path, require_path=True, deadline_s=DEADLINE_S)
         seconds = time.perf_counter() - start
-        if result.stored_count != self._count:
-            raise RuntimeError(f"{result.stored_count} of {self._count} blocks were stored: {result.outcomes[:3]}")
+        if why := not_moved(result):
+            raise NotMovedError(why)
         return seconds, result
 
     def restore(self, path: Way) -> tuple[float, RestoreResult]:
-        """What was evicted last, into the blocks that it came from. RuntimeError unless every block was restored."""
+        """What was evicted last, into the blocks that it came from. NotMovedError unless every block was restored by this path."""
         blocks = Chosen(self._region, range(self._count), self._names)
         start = time.perf_counter()
-        result = self._client.restore(blocks, path=path, deadline_s=DEADLINE_S)
+        result = self._client.restore(blocks, path=path, require_path=True, deadline_s=DEADLINE_S)
         seconds = time.perf_counter() - start
-        if result.restored_count != self._count:
-            raise RuntimeError(f"{result.restored_count} of {self._count} blocks were restored: {result.outcomes[:3]}")
+        if why := not_moved(result):
+            raise NotMovedError(why)
         return seconds, result
 
 
@@ -80,26 +86,16 @@ def requests(gpu: Gpu, engine: EngineMemory, *, volume: Path | None, arena_bytes
         service.ready_s()
         if volume is not None:
             service.event("volume is recovered")
+        if arena_bytes:
+            # Copies to and from what is not yet page-locked take a way around.
+            service.event(ARENA_LOCKED)
         with Client.connect(service.runtime_dir, instance="bench", process="bench", timeout_s=60) as client:
-            _settled(client)
+            settled_paths(client, [gpu.device.uuid])
             with engine.export() as memory:
                 region = client.register_region(block_count=engine.layout.block_count, planes=engine.layout.planes, memories=[memory], namespace=NAMESPACE)
                 yield client, Requests(client, region, engine.layout.block_count)
                 client.unregister_region(region)
         service.stop()
-
-
-def _settled(client: Client) -> dict[Way, str]:
-    """Why a way of the GPU is not there, empty if it is; once the mover has opened its lanes or has given up."""
-    end = time.monotonic() + SETTLE_TIMEOUT_S
-    while True:
-        ways = [one for one in client.capabilities().paths if one.device.startswith("GPU")]
-        found: dict[Way, str] = {one.path: "" if one.available else one.note for one in ways}
-        if ways and all(one.available or one.note not in ("", STARTING) for one in ways):
-            return found
-        if time.monotonic() > end:
-            raise RuntimeError(f"the daemon did not say within {SETTLE_TIMEOUT_S} s which ways the GPU has: {found}")
-        time.sleep(0.02)
 
 
 @dataclass(slots=True)
@@ -129,7 +125,7 @@ def _arena_bytes(work: Blocks) -> int:
 def copied(figures: Figures, gpu: Gpu, work: Blocks) -> None:
     """A COPIED evict into the arena, end to end. The daemon has no volume: spills in the background would take a disk's share of the memory's bandwidth."""
     told, ceiling = Told(), []
-    with EngineMemory(gpu, layout_of(work.block_bytes, work.block_count, work.plane_count)) as engine, page_locked(gpu, work.payload_bytes) as host:
+    with EngineMemory(gpu, layout_of(work.block_bytes, work.block_count, work.plane_count)) as engine, page_locked(gpu.device, work.payload_bytes) as host:
 
         def copy_out() -> None:
             gpu.queue_copy(host, engine.address, work.payload_bytes)
@@ -144,22 +140,23 @@ def copied(figures: Figures, gpu: Gpu, work: Blocks) -> None:
                 for _ in range(work.round_count):
                     ceiling.append(gpu.time(copy_out).seconds)
                     told.take(*engine_requests.evict(ack=AckLevel.COPIED, tier=Tier.ARENA, path=Way.DDR))
+    pairs = Paired.of(told.seconds, ceiling)
     figures.add(
         f"{work.name}: evict of {work.block_count} blocks, COPIED, over gRPC",
         float(np.median(told.seconds)) * 1e3,
         "ms",
         way=told.way,
         ceiling=float(np.median(ceiling)) * 1e3,
-        ratio=median_ratio(told.seconds, ceiling),
+        ratio=pairs.ratio,
         target=Target(COPIED_RATIO_MAX, at_least=False, on_ratio=True),
-        detail={"ceiling": "one page-locked device-to-host copy of as many bytes", **Summary.of(told.seconds).detail(1e3, "ms_")},
+        detail={"ceiling": "one page-locked device-to-host copy of as many bytes", **Summary.of(told.seconds).detail(1e3, "ms_"), **pairs.detail},
     )
 
 
 def stages(figures: Figures, gpu: Gpu, work: Blocks, directory: Path) -> None:
     """The time of each stage of evicts and restores by each path, as the daemon tells it."""
     volume = directory / f"{work.name}-stages.volume"
-    found: dict[str, Told] = {}
+    found: dict[tuple[Way, str], Told] = {}
     missing: dict[Way, str] = {}
     try:
         for _ in range(work.start_count):
@@ -168,16 +165,21 @@ def stages(figures: Figures, gpu: Gpu, work: Blocks, directory: Path) -> None:
                 EngineMemory(gpu, layout_of(work.block_bytes, work.block_count, work.plane_count)) as engine,
                 requests(gpu, engine, volume=volume, arena_bytes=_arena_bytes(work)) as (client, engine_requests),
             ):
-                missing = {way: why for way, why in _settled(client).items() if why}
+                missing |= {way.path: way.note for way in settled_paths(client, [gpu.device.uuid]) if not way.available}
                 for path in (Way.DDR, Way.BOUNCE, Way.GDS):
-                    if path not in missing:
+                    if path in missing:
+                        continue
+                    try:
                         _by(path, work, engine, engine_requests, found)
+                    except (NotMovedError, PathUnavailable) as error:
+                        # Of this path nothing is told; what others did before it, and do after it, holds.
+                        missing[path] = str(error)
             volume.unlink()
     finally:
         volume.unlink(missing_ok=True)
     for path, why in missing.items():
         figures.skip(f"{work.name}: stages of evict and restore by {path.name.lower()}, end to end", why)
-    for name, told in found.items():
+    for name, told in ((name, told) for (path, name), told in found.items() if path not in missing):
         spent = {stage: float(np.median([getattr(times, stage) for times in told.times])) * 1e3 for stage in (*STAGES, "total_s")}
         words = ", ".join(f"{stage.removesuffix('_s')} {spent[stage]:.2f}" for stage in STAGES)
         figures.add(
@@ -189,11 +191,11 @@ def stages(figures: Figures, gpu: Gpu, work: Blocks, directory: Path) -> None:
         )
 
 
-def _by(path: Way, work: Blocks, engine: EngineMemory, engine_requests: Requests, found: dict[str, Told]) -> None:
+def _by(path: Way, work: Blocks, engine: EngineMemory, engine_requests: Requests, found: dict[tuple[Way, str], Told]) -> None:
     durable = path != Way.DDR
     ack, tier = (AckLevel.DURABLE, Tier.VOLUME) if durable else (AckLevel.COPIED, Tier.ARENA)
-    evicts = found.setdefault(f"evict by {path.name.lower()}, {ack.name}", Told())
-    restores = found.setdefault(f"restore by {path.name.lower()}", Told())
+    evicts = found.setdefault((path, f"evict by {path.name.lower()}, {ack.name}"), Told())
+    restores = found.setdefault((path, f"restore by {path.name.lower()}"), Told())
     engine_requests.evict(ack=ack, tier=tier, path=path)
     engine.wipe()
     engine_requests.restore(path)

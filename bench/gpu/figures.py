@@ -1,6 +1,9 @@
 """What the parts of `bench.gpu_figures` report to: figures with the proven way, and reasons where there are none."""
 
+import msgspec
+
 from bench.support.report import Detail, Figure, Report, Target
+from bench.support.rows import Row
 
 #: What the stand-in of tests/standin calls itself; no GPU of NVIDIA's does.
 STANDIN = "stand-in"
@@ -55,6 +58,13 @@ class Figures:
                 detail={"way": way, **(detail or {}), **({"caution": CAUTION} if self._standin else {})},
             )
         )
+
+    def add_row(self, row: Row) -> None:
+        """One more row of a grid, by its case."""
+        if self._standin:
+            case = msgspec.structs.replace(row.case, model=f"{STANDIN}, no speed: {row.case.model}")
+            row = msgspec.structs.replace(row, case=case)
+        self._report.add_row(row)
 
     def skip(self, what: str, why: str) -> None:
         """There is no figure of this, and why."""

@@ -2,34 +2,33 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from bench.gpu.bare_kvikio import BareReads, slices_of
+from bench.gpu.bare_kvikio import BareReads
 from bench.gpu.device import EngineMemory, Gpu
 from bench.gpu.figures import Figures
-from bench.support.cpu import cpu_seconds
+from bench.support.bare_kvikio import not_past_the_host
+from bench.support.ios import slices_of
 from bench.support.mover import LaneEnd, LaneRefusedError, MoverProcess, Records, layout_of, make_records
 from bench.support.process import CommandedError
 from bench.support.report import Detail, Target
 from bench.support.restoring import PresentMemory, Series, make_volume
-from bench.support.stats import Summary, median_ratio
+from bench.support.stats import Paired, Summary
 from bench.support.workload import Blocks
 from offloadd.cuda.memory import HostRegistration
 from offloadd.memory.mapping import Mapping
 from offloadd.memory.memfd import create_sealed
-from offloadd.mover.messages import Operation
-from offloadd.tiers.format import slot_bytes_for
+from offloadd.mover.messages import ArenaLocked, Operation
+from offloadd.tiers.format import Geometry, slot_bytes_for
 from offloadd.tiers.volume_io import VolumeFile, open_volume
 from offloadd.units import MIB, SECTOR_BYTES, align_up
 
 #: Of what bounds the path.
 RATIO_MIN = {"ddr": 0.85, "bounce": 0.90, "gds": 0.90}
-#: What the mover writes when the system does not page-lock the arena.
-NOT_PAGE_LOCKED = "copies to the others are slower"
 
 STAGES = ("copy_ns", "checksum_ns", "io_ns", "queue_ns")
 
@@ -43,15 +42,12 @@ class Runs:
     series: dict[str, Series] = field(default_factory=dict)
     slice_count: int = 0
     bounced_count: int = 0
+    #: Why the ceiling bounds nothing; empty if it does.
+    ceiling_fault: str = ""
 
     def take(self, name: str, mover: MoverProcess, lane: LaneEnd, operation: Operation, *, verify: bool = True) -> None:
         """Move all blocks, and add to the series `name`."""
-        series = self.series.setdefault(name, Series())
-        before = cpu_seconds([mover.pid])
-        series.seconds.append(lane.run(operation, self.records, self.slot_bytes, verify=verify))
-        series.cpu_s += cpu_seconds([mover.pid]) - before
-        for stage, nanoseconds in lane.stage_ns.items():
-            series.stage_ns[stage] = series.stage_ns.get(stage, 0) + nanoseconds
+        self.series.setdefault(name, Series()).take(mover, lane, operation, self.records, self.slot_bytes, verify=verify)
         self.slice_count += lane.slice_count
         self.bounced_count += lane.bounced_count
 
@@ -103,26 +99,30 @@ def opened(path: Path) -> Iterator[VolumeFile]:
         file.close()
 
 
-def arena_way(said: str) -> str:
-    """The way of restores from the arena by movers that have written this to their standard error."""
-    locked = "NOT page-locked, says the mover" if NOT_PAGE_LOCKED in said else "page-locked: the mover tells where it is not"
-    return f"ddr: copy engines and the arena, {locked}"
+def read_slices(geometry: Geometry, work: Blocks) -> list[tuple[int, int]]:
+    """Offset and bytes of each I/O that a mover makes to read the blocks of the workload from slab 0."""
+    slot_bytes = slot_bytes_for(work.block_bytes)
+    return list(slices_of([geometry.slot_offset(0, slot, slot_bytes) for slot in range(work.block_count)], slot_bytes))
+
+
+def arena_way(told: Iterable[ArenaLocked]) -> str:
+    """The way of restores from the arena by movers that have told this of it before."""
+    refused = next((locked for locked in told if locked.why), None)
+    if refused is None:
+        return "ddr: copy engines and the arena, all of it page-locked, says the mover"
+    return f"ddr: copy engines and the arena, NOT page-locked, says the mover: {refused.locked_bytes} of {refused.arena_bytes} bytes are: {refused.why}"
 
 
 def ddr(figures: Figures, gpu: Gpu, work: Blocks) -> None:
     """Restores from the page-locked arena against one copy of as many bytes from the same pages."""
-    try:
-        runs, way = _arena_runs(gpu, work)
-    except LaneRefusedError as error:
-        figures.skip(f"{work.name}: restore by ddr", f"the mover refused its lane: {error}")
-        return
+    runs, way = _arena_runs(gpu, work)
     _tell(figures, work, "ddr", runs, way, "one copy of as many bytes from the page-locked arena")
 
 
 def _arena_runs(gpu: Gpu, work: Blocks) -> tuple[Runs, str]:
     """`ceiling`, `unverified`, `restore` and `evict` in turn, and their way."""
     runs = Runs(make_records(work.block_bytes, work.block_count), align_up(work.block_bytes, SECTOR_BYTES))
-    complaints = ""
+    told: list[ArenaLocked] = []
     with arena_memory(work) as (arena_fd, arena), EngineMemory(gpu, layout_of(work.block_bytes, work.block_count, work.plane_count)) as engine:
         ours = HostRegistration.register(gpu.device, arena.bytes.ctypes.data, arena.bytes.nbytes)
         try:
@@ -133,7 +133,7 @@ def _arena_runs(gpu: Gpu, work: Blocks) -> tuple[Runs, str]:
             for _ in range(work.start_count):
                 engine.fill()
                 with gpu_mover(gpu, engine) as mover:
-                    mover.map_arena(arena_fd, arena.bytes.nbytes)
+                    told.append(mover.map_locked_arena(arena_fd, arena.bytes.nbytes))
                     lane = mover.add_lane(1)
                     runs.prove(engine, lane, Operation.ARENA_EVICT, Operation.ARENA_RESTORE)
                     gpu.time(copy_in)
@@ -142,10 +142,9 @@ def _arena_runs(gpu: Gpu, work: Blocks) -> tuple[Runs, str]:
                         for name, verify in (("unverified", False), ("restore", True)):
                             runs.take(name, mover, lane, Operation.ARENA_RESTORE, verify=verify)
                         runs.take("evict", mover, lane, Operation.ARENA_EVICT)
-                    complaints += mover.said
         finally:
             ours.close()
-    return runs, arena_way(complaints)
+    return runs, arena_way(told)
 
 
 def bounce(figures: Figures, gpu: Gpu, work: Blocks, directory: Path) -> None:
@@ -172,19 +171,21 @@ def gds(figures: Figures, gpu: Gpu, work: Blocks, directory: Path) -> None:
         _compat(figures, gpu, work, directory)
         return
     counted = f"{runs.bounced_count} of {runs.slice_count} slices bounced, by cuFile's and KvikIO's counts"
-    if runs.bounced_count:
-        figures.skip(f"{work.name}: restore by gds", counted)
+    if runs.bounced_count or runs.ceiling_fault:
+        # A ceiling that bounced is a low one, and would flatter what is measured against it.
+        figures.skip(f"{work.name}: restore by gds", "; ".join(filter(None, (counted if runs.bounced_count else "", runs.ceiling_fault))))
         return
     _tell(figures, work, "gds", runs, f"gds: {counted}", "bare KvikIO, compat mode OFF, same slices, threads and file")
     raw = runs.series["raw"]
+    pairs = Paired.of(runs.series["ceiling"].seconds, raw.seconds)
     figures.add(
         f"{work.name}: reads by the gds lane and no further",
         raw.rate(work.payload_bytes) / 1e9,
         "GB/s",
         way=f"gds: {counted}",
         ceiling=runs.series["ceiling"].rate(work.payload_bytes) / 1e9,
-        ratio=median_ratio(runs.series["ceiling"].seconds, raw.seconds),
-        detail=Summary.of(raw.seconds).detail(1e3, "ms_"),
+        ratio=pairs.ratio,
+        detail={**Summary.of(raw.seconds).detail(1e3, "ms_"), **pairs.detail},
     )
 
 
@@ -194,9 +195,8 @@ def _volume_runs(
     """`ceiling`, `raw`, `restore`, `unverified` and `evict` in turn. The ceiling is that of `bare`, else reads by the lane itself."""
     path = directory / f"{work.name}-{way}.volume"
     geometry = make_volume(path, work)
-    slot_bytes = slot_bytes_for(work.block_bytes)
-    runs = Runs(make_records(work.block_bytes, work.block_count), slot_bytes)
-    slices = slices_of(runs.records, slot_bytes, geometry)
+    runs = Runs(make_records(work.block_bytes, work.block_count), slot_bytes_for(work.block_bytes))
+    slices = read_slices(geometry, work)
     try:
         with EngineMemory(gpu, layout_of(work.block_bytes, work.block_count, work.plane_count)) as engine:
             for _ in range(work.start_count):
@@ -207,7 +207,9 @@ def _volume_runs(
                     with bare(path, slices) as reads:
                         for _ in range(work.round_count):
                             if reads is not None:
-                                runs.take_seconds("ceiling", reads.run()[0])
+                                seconds, ways = reads.run()
+                                runs.take_seconds("ceiling", seconds)
+                                runs.ceiling_fault = runs.ceiling_fault or not_past_the_host(ways)
                             runs.take("raw", mover, lane, Operation.READ_ONLY)
                             for name, verify in (("restore", True), ("unverified", False)):
                                 runs.take(name, mover, lane, Operation.RESTORE, verify=verify)
@@ -223,8 +225,7 @@ def _compat(figures: Figures, gpu: Gpu, work: Blocks, directory: Path) -> None:
     """Information for machines without a way past the host: what KvikIO makes of the same reads by itself."""
     path = directory / f"{work.name}-compat.volume"
     geometry = make_volume(path, work)
-    slot_bytes = slot_bytes_for(work.block_bytes)
-    slices = slices_of(make_records(work.block_bytes, work.block_count), slot_bytes, geometry)
+    slices = read_slices(geometry, work)
     first, last = slices[0][0], slices[-1][0] + slices[-1][1]
     try:
         # Unwritten extents are not read from the device.
@@ -239,7 +240,7 @@ def _compat(figures: Figures, gpu: Gpu, work: Blocks, directory: Path) -> None:
         return
     finally:
         path.unlink(missing_ok=True)
-    ways = ", ".join(f"{name} {count}" for name, count in found[-1][1].items())
+    ways = ", ".join(f"{way.label} {count}" for way, count in found[-1][1].items())
     seconds = Summary.of(one for one, _ in found)
     figures.add(
         f"{work.name}: bare KvikIO in compat mode (information: not the way of gds)",
@@ -256,15 +257,22 @@ def _tell(figures: Figures, work: Blocks, path: str, runs: Runs, way: str, ceili
     figures.add(f"{work.name}: ceiling of {path}", ceiling.rate(size) / 1e9, "GB/s", way=ceiling_name, detail=Summary.of(ceiling.seconds).detail(1e3, "ms_"))
     for title, name in (("restore without verification", "unverified"), ("restore", "restore")):
         series = runs.series[name]
+        pairs = Paired.of(ceiling.seconds, series.seconds)
         figures.add(
             f"{work.name}: {title} by {path}, mover alone",
             series.rate(size) / 1e9,
             "GB/s",
             way=way,
             ceiling=ceiling.rate(size) / 1e9,
-            ratio=median_ratio(ceiling.seconds, series.seconds),
+            ratio=pairs.ratio,
             target=Target(RATIO_MIN[path], on_ratio=True),
-            detail={"ceiling": ceiling_name, "cpu_s_per_gb": series.cpu_per_gb(size), **Summary.of(series.seconds).detail(1e3, "ms_"), **stage_detail(series)},
+            detail={
+                "ceiling": ceiling_name,
+                "cpu_s_per_gb": series.cpu_per_gb(size),
+                **Summary.of(series.seconds).detail(1e3, "ms_"),
+                **stage_detail(series),
+                **pairs.detail,
+            },
         )
     for name in ("restore", "evict"):
         series = runs.series[name]

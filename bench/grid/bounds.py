@@ -5,10 +5,9 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from bench.grid.ceilings import Memcpy, NoCeiling, RawIo
-from bench.grid.gpu_ceilings import THREADS_MAX
 from bench.grid.node import Engines, Skip
 from bench.grid.volumes import GridVolume
-from bench.support.mover import STAGING_SLOT_BYTES
+from bench.support.bare_kvikio import THREADS_MAX
 from bench.support.rows import Case, Operation
 
 
@@ -57,7 +56,6 @@ class GpuKvikio:
                 "bare_kvikio",
                 paths=self._raw.paths,
                 ios=mine,
-                slice_bytes=STAGING_SLOT_BYTES,
                 threads=min(THREADS_MAX, self._raw.thread_count),
                 writes=self._raw.writes,
             )

@@ -1,15 +1,14 @@
 """What the machine itself does with as many bytes: raw I/Os of a volume's slots, and copies within memory. Each runs in turn with what it bounds."""
 
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from bench.grid.volumes import GridVolume
+from bench.support.ios import Io, over_threads, slices_of
 from bench.support.mover import ARENA_THREADS, STAGING_SLOT_BYTES, THREADS
 from bench.support.restoring import COPY_BYTES, copy
 from bench.support.rows import Case, Operation
@@ -27,35 +26,6 @@ COPY_BYTES_MAX = 512 * MIB
 
 class NoCeiling(Exception):
     """There is nothing to compare with here; says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Io:
-    """One I/O of a volume, by its number."""
-
-    volume: int
-    offset: int
-    size_bytes: int
-
-
-def slices_of(slots: Sequence[int], slot_bytes: int, *, threads: int = THREADS, slice_bytes: int = STAGING_SLOT_BYTES) -> Iterator[tuple[int, int]]:
-    """(offset, bytes) of the I/Os that a lane makes of these slots: neighbouring ones together, evenly over its threads, none longer than a staging slot."""
-    limit = max(1, slice_bytes // slot_bytes)
-    count = len(slots)
-    pieces_in_all = -(-max(1, -(-count // limit)) // threads) * threads
-    begin = 0
-    for end in range(1, count + 1):
-        if end < count and slots[end] == slots[end - 1] + slot_bytes:
-            continue
-        length = end - begin
-        pieces = min(length, max(-(-length // limit), round(pieces_in_all * length / count)))
-        for piece in range(pieces):
-            first, last = begin + length * piece // pieces, begin + length * (piece + 1) // pieces
-            # A slot longer than a staging slot travels in several I/Os.
-            size, offset = (last - first) * slot_bytes, slots[first]
-            for at in range(0, size, slice_bytes):
-                yield offset + at, min(slice_bytes, size - at)
-        begin = end
 
 
 def requests_of(case: Case, slots: Sequence[Sequence[int]]) -> list[list[Io]]:
@@ -169,36 +139,6 @@ def _direct(path: Path) -> int:
     except OSError:
         return 0
     return os.O_DIRECT
-
-
-def over_threads(thread_count: int, items: Sequence[Io], work: Callable[[int, Io], None]) -> float:
-    """Seconds of all items, in their order, each by the next thread that is free. A single thread is this one: handing over costs as much as a short read."""
-    left = iter(items)
-    lock = threading.Lock()
-    faults: list[BaseException] = []
-
-    def run(thread: int) -> None:
-        try:
-            while not faults:
-                with lock:
-                    item = next(left, None)
-                if item is None:
-                    return
-                work(thread, item)
-        except BaseException as fault:
-            faults.append(fault)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(1, thread_count)]
-    start = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    run(0)
-    for thread in threads:
-        thread.join()
-    seconds = time.perf_counter() - start
-    if faults:
-        raise faults[0]
-    return seconds
 
 
 class Memcpy:

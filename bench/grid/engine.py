@@ -12,10 +12,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bench.grid.ceilings import Io
-from bench.grid.gpu_ceilings import BareKvikio, PageLockedCopy
 from bench.grid.kv_memory import CudaKv, HostKv, Memory, Pattern, Span
+from bench.grid.page_locked_copy import PageLockedCopy
+from bench.support.bare_kvikio import BareKvikio, not_past_the_host
 from bench.support.client import block_hash
+from bench.support.ios import Io
+from bench.support.outcomes import not_moved
 from bench.support.rows import Operation
 from bench.support.ways import way_of
 from offloadd.client import AckLevel, AsyncClient, Blocks, EvictResult, Namespace, Path, Region, RestoreResult, Tier
@@ -59,12 +61,6 @@ class GridEngine:
         self._device = Device.open(gpu)
         return {"free_bytes": self._device.free_bytes(), "name": self._device.name}
 
-    async def paths(self) -> Answer:
-        """What the daemon says of every way of every device."""
-        found = await self._client.capabilities()
-        ways = [{"device": way.device, "path": way.path.name.lower(), "available": way.available, "note": way.note} for way in found.paths]
-        return {"paths": ways}
-
     async def register(self, *, plane_count: int, piece_bytes: int, block_count: int, scattered: bool, namespace: dict[str, Any]) -> Answer:
         """Register a region of blocks that can be told apart."""
         self._span = Span(plane_count, block_count, piece_bytes)
@@ -92,7 +88,8 @@ class GridEngine:
         """Have stored what the restores of a case want, where its path reads."""
         tier = _tier_of(path)
         for place in range(depth):
-            await self._evict(Blocks(self._region, self._indices(place, count), self._names(tier, place, count)), path)
+            # Those of a case before, with fewer requests in flight, are there already.
+            await self._evict(Blocks(self._region, self._indices(place, count), self._names(tier, place, count)), path, or_there=True)
         return {}
 
     async def run(self, *, operation: str, path: str, count: int, depth: int, request_count: int) -> Answer:
@@ -130,7 +127,7 @@ class GridEngine:
             found.append(Blocks(self._region, self._indices(place, count), names))
         return found
 
-    async def _evict(self, blocks: Blocks, path: str) -> EvictResult:
+    async def _evict(self, blocks: Blocks, path: str, *, or_there: bool = False) -> EvictResult:
         ddr = path == "ddr"
         answer = await self._client.evict(
             blocks,
@@ -140,16 +137,14 @@ class GridEngine:
             require_path=True,
             deadline_s=DEADLINE_S,
         )
-        bad = [outcome for outcome in answer.outcomes if not outcome.stored]
-        if bad:
-            raise Refused(f"{len(bad)} of {len(answer.outcomes)} blocks were not stored: {bad[0].status.name}, {bad[0].reason.name}")
+        if why := not_moved(answer, or_there=or_there):
+            raise Refused(why)
         return answer
 
     async def _restore(self, blocks: Blocks, path: str) -> RestoreResult:
         answer = await self._client.restore(blocks, path=Path[path.upper()], require_path=True, deadline_s=DEADLINE_S)
-        bad = [outcome for outcome in answer.outcomes if not outcome.restored]
-        if bad:
-            raise Refused(f"{len(bad)} of {len(answer.outcomes)} blocks were not restored: {bad[0].status.name}, {bad[0].reason.name}")
+        if why := not_moved(answer):
+            raise Refused(why)
         return answer
 
     async def verify(self, *, operation: str, path: str, count: int, depth: int) -> Answer:
@@ -175,16 +170,19 @@ class GridEngine:
         self._copies.clear()
         return {}
 
-    async def bare_kvikio(self, *, paths: list[str], ios: list[tuple[int, int, int]], slice_bytes: int, threads: int, writes: bool) -> Answer:
-        """The I/Os by KvikIO alone; (volume, offset, bytes) each."""
+    async def bare_kvikio(self, *, paths: list[str], ios: list[tuple[int, int, int]], threads: int, writes: bool) -> Answer:
+        """The I/Os by KvikIO alone; (volume, offset, bytes) each. Refused where they did not all go past the host: then they bound nothing that does."""
         assert self._device is not None, "open_gpu first"
         if self._kvikio is None:
-            self._kvikio = BareKvikio(self._device, slice_bytes=slice_bytes)
+            self._kvikio = BareKvikio(self._device)
         try:
-            return {"seconds": self._kvikio.run(paths, [Io(*io) for io in ios], threads=threads, writes=writes)}
+            seconds, ways = self._kvikio.run(paths, [Io(*io) for io in ios], threads=threads, writes=writes)
         except (RuntimeError, OSError) as error:
             # What KvikIO raises. There is no ceiling then, but there still is a case.
             raise Refused(f"KvikIO: {error}") from error
+        if why := not_past_the_host(ways):
+            raise Refused(why)
+        return {"seconds": seconds}
 
 
 def _tier_of(path: str) -> Tier:

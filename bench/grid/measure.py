@@ -12,7 +12,7 @@ from bench.grid.ceilings import NoCeiling
 from bench.grid.counters import TrafficCounter
 from bench.grid.node import Engines, Node, Skip
 from bench.support.rows import Case, Operation, Row, quantiles_of
-from bench.support.stats import median_ratio
+from bench.support.stats import Paired
 from offloadd.tiers.format import slot_bytes_for
 from offloadd.units import GIB, MIB, format_bytes
 
@@ -70,7 +70,9 @@ class Measurement:
         return self._told(case, found, ceiling, why_none, memory_bytes, memory_note)
 
     def fill(self, case: Case) -> str:
-        """Evict by this case's path until every slab was written once: the first write of a slab costs an evict a second one. What was done, for the facts.
+        """Evict by this case's path until every slab was written once. What was done, for the facts.
+
+        The first write of a slab costs an evict a second one, and raw reads of what was never written are none of the device's: file systems answer with zeros.
 
         Volumes above FILL_BYTES_MAX are left as they are: that would take longer than the measurements, and is what their first evicts meet anyway.
         """
@@ -131,6 +133,7 @@ class Measurement:
     def _told(self, case: Case, found: _Rounds, ceiling: Ceiling | None, why_none: str, memory_bytes: float | None, memory_note: str) -> Row:
         size_bytes = _round_bytes(case)
         moved = sum(found.ways.values()) or 1
+        pairs = None if ceiling is None else Paired.of(found.ceilings, found.walls)
         return Row(
             case,
             proven={way: size / moved for way, size in sorted(found.ways.items())},
@@ -143,7 +146,8 @@ class Measurement:
             stages=dict(_medians(found.stages)),
             ceiling=why_none if ceiling is None else ceiling.name,
             ceiling_gb_per_s=None if ceiling is None else size_bytes / float(np.median(found.ceilings)) / 1e9,
-            ratio=None if ceiling is None else median_ratio(found.ceilings, found.walls),
+            ratio=None if pairs is None else pairs.ratio,
+            ratio_spread=None if pairs is None else pairs.spread,
         )
 
 

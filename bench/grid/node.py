@@ -13,14 +13,11 @@ from bench.grid.volumes import GridVolume
 from bench.support.client import ClientProcess
 from bench.support.cpu import children_of, cpu_seconds
 from bench.support.service import Service
-from offloadd.client import AdminClient
+from bench.support.settled import SETTLE_TIMEOUT_S, settled_paths
+from offloadd.client import AdminClient, Client, PathCapability
 from offloadd.units import GIB
 
 ENGINE_MODULE = "bench.grid.engine"
-#: A mover of a GPU loads CUDA and compiles kernels; cuFile's driver has half a minute of its own.
-SETTLE_TIMEOUT_S = 120.0
-#: Notes of ways that are not there yet, rather than refused.
-_PASSING = ("", "its mover is starting", "no volume is serving")
 HOST_DEVICE = "host"
 
 
@@ -71,15 +68,15 @@ class Node:
         paths = [volume.path for volume in volumes]
         self._service = Service(volumes=paths, open_slabs=8, index_bytes_max=GIB, arena_bytes=arena_bytes, gpus=self.gpus)
         self._instances = itertools.count()
-        self._ways: list[dict[str, Any]] = []
+        self._ways: list[PathCapability] = []
 
     def __enter__(self) -> "Node":
         self._service.__enter__()
         try:
             self._service.ready_s()
             self._wait_for_volumes()
-            with self.client() as looker:
-                self._ways = settled_ways(looker, self.devices)
+            with Client.connect(self._service.runtime_dir, instance="bench", process="bench", timeout_s=60) as client:
+                self._ways = settled_paths(client, self.devices)
         except BaseException:
             self._service.__exit__()
             raise
@@ -108,11 +105,11 @@ class Node:
     def refusal(self, path: str) -> str:
         """Why a path is not there for one of the devices, in the daemon's words; empty if it is."""
         for device in self.devices:
-            way = next((way for way in self._ways if (way["device"], way["path"]) == (device, path)), None)
+            way = next((way for way in self._ways if (way.device, way.path.name.lower()) == (device, path)), None)
             if way is None:
                 return f"{device}: the daemon knows no path {path}"
-            if not way["available"]:
-                return f"{device}: {way['note']}" if self.gpus else str(way["note"])
+            if not way.available:
+                return f"{device}: {way.note}" if self.gpus else way.note
         return ""
 
     def cpu_s(self) -> float:
@@ -155,18 +152,3 @@ class Node:
         with AdminClient(self._service.runtime_dir, timeout_s=60) as admin:
             for namespace_id in namespaces:
                 admin.drop_namespace(namespace_id)
-
-
-def settled_ways(looker: ClientProcess, devices: Sequence[str]) -> list[dict[str, Any]]:
-    """The ways of these devices once each is there or refused; those that are neither after SETTLE_TIMEOUT_S say so."""
-    end = time.monotonic() + SETTLE_TIMEOUT_S
-    while True:
-        ways = [way for way in looker.ask("paths")["paths"] if way["device"] in devices]
-        open_ways = [way for way in ways if not way["available"] and way["note"] in _PASSING]
-        if not open_ways:
-            return ways
-        if time.monotonic() > end:
-            for way in open_ways:
-                way["note"] = way["note"] or f"it was not opened within {SETTLE_TIMEOUT_S:g} s"
-            return ways
-        time.sleep(0.05)

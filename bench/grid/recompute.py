@@ -54,4 +54,7 @@ def recompute_row(case: Case, model: Model, gpu: Gpu, efficiency: float) -> Row:
 def recompute_note(gpu: Gpu, efficiency: float) -> str:
     """What the estimates rest on."""
     rates = f"{gpu.bf16_flops / 1e12:.0f} TFLOP/s BF16, {gpu.fp8_flops / 1e12:.0f} FP8, {gpu.memory_bytes_per_s / 1e12:g} TB/s"
-    return f"estimated, not measured: {gpu.name} ({gpu.source}: {rates}), of which {efficiency:.0%} is assumed to be reached; no communication"
+    return (
+        f"estimated, not measured: {gpu.name} ({gpu.source}: {rates}), of which {efficiency:.0%} is assumed to be reached, on the GPUs of all ranks, without "
+        "communication, batching or a queue; a restore beside it is of the ranks in its row alone"
+    )

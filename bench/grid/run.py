@@ -13,7 +13,7 @@ from bench.grid.recompute import load_gpus, recompute_note, recompute_row
 from bench.grid.room import SLAB_BYTES, SLAB_BYTES_TINY, HostRoom, gpu_fault, in_flight, volume_fault, volume_need
 from bench.grid.volumes import GridVolume, opened
 from bench.support.report import Report
-from bench.support.rows import Case, Operation, Row
+from bench.support.rows import Case, Row
 from offloadd.errors import InvalidRequest
 from offloadd.tiers.format import slot_bytes_for
 
@@ -101,9 +101,9 @@ class _GridRun:
             try:
                 with node.engines(kv, block_count=max(map(in_flight, some)), scattered=self._options.scattered) as engines:
                     measurement = Measurement(node, engines, rounds=self._options.rounds, counter=self._counter, counter_note=self._counter_note)
-                    evicts = [case for case in some if case.path != "ddr" and case.operation is Operation.EVICT]
-                    if must_fill and evicts:
-                        self._report.facts["volumes_filled"] = measurement.fill(max(evicts, key=in_flight))
+                    on_volumes = [case for case in some if case.path != "ddr"]
+                    if must_fill and on_volumes:
+                        self._report.facts["volumes_filled"] = measurement.fill(max(on_volumes, key=in_flight))
                         must_fill = False
                     for case in some:
                         self._report.say(f"    {case.operation} by {case.path}: {case.tokens:,} tokens, depth {case.queue_depth}")

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from bench.support.figure import fact_text, shown
 from bench.support.report import Detail, Figure
-from bench.support.result import Result, shown, spreads, stable_name, texts
+from bench.support.result import Result, spreads, stable_name, texts
 from bench.support.rows import Row
 
 #: Facts that differ between any two runs and say nothing about whether they can be compared; the commit is what one compares.
@@ -71,13 +72,15 @@ class Comparison:
     figures: list[Compared]
     only_old: list[str]
     only_new: list[str]
-    #: Rows that one of the results has only as not run, with the reason.
+    #: What the old run could measure and the new one could not, each with the reason where the run tells one.
+    lost: list[str] = field(default_factory=list)
+    #: Rows that were not run before, or in neither for the same reason.
     skips: list[str] = field(default_factory=list)
 
     @property
     def worse(self) -> bool:
-        """Whether any figure or row is worse beyond its noise, or went a worse way."""
-        return any(figure.verdict is Verdict.WORSE for figure in self.figures)
+        """Whether any figure or row is worse beyond its noise, went a worse way, or is not there any more though it was asked for."""
+        return bool(self.lost) or any(figure.verdict is Verdict.WORSE for figure in self.figures)
 
 
 def compare(old: Result, new: Result, *, noise: float) -> Comparison:
@@ -87,11 +90,16 @@ def compare(old: Result, new: Result, *, noise: float) -> Comparison:
     ceilings = _ceilings(old) | _ceilings(new)
     figures = [_compared(name, ours[name], theirs[name], noise, is_ceiling=name in ceilings) for name in ours if name in theirs]
     pairs = {name: (row, their_rows[name]) for name, row in our_rows.items() if name in their_rows}
+    gone = [name for name in ours if name not in theirs]
+    # Figures of a run that was asked for less are no loss; they are one where the run says that it could not measure something.
+    lost_figures = [f"{name}: was measured, is not" for name in gone] if _tells_loss(old, new) else []
+    lost_rows = [f"{name}: was run, is not: {row.skipped}" for name, (before, row) in pairs.items() if row.skipped and not before.skipped]
     return Comparison(
         list(_warnings(old, new)),
         figures + [_compared_rows(name, *pair, noise) for name, pair in pairs.items() if not any(row.skipped for row in pair)],
-        [name for one, other in ((ours, theirs), (our_rows, their_rows)) for name in one if name not in other],
+        ([] if lost_figures else gone) + [name for name in our_rows if name not in their_rows],
         [name for one, other in ((theirs, ours), (their_rows, our_rows)) for name in one if name not in other],
+        lost_figures + lost_rows,
         [told for name, pair in pairs.items() for told in _skipped(name, *pair)],
     )
 
@@ -103,6 +111,11 @@ def _named(result: Result) -> Iterator[tuple[str, Figure]]:
         name = stable_name(figure)
         seen[name] += 1
         yield (name if seen[name] == 1 else f"{name} #{seen[name]}"), figure
+
+
+def _tells_loss(old: Result, new: Result) -> bool:
+    """Whether the new run says of something that it was skipped or failed, and the old one did not."""
+    return any(name.startswith(("skipped: ", "failed: ")) and name not in old.facts for name in new.facts)
 
 
 def named_rows(rows: list[Row]) -> dict[str, Row]:
@@ -117,11 +130,9 @@ def named_rows(rows: list[Row]) -> dict[str, Row]:
 
 
 def _skipped(name: str, old: Row, new: Row) -> Iterator[str]:
-    if new.skipped and not old.skipped:
-        yield f"{name}: was run, is not: {new.skipped}"
-    elif old.skipped and not new.skipped:
+    if old.skipped and not new.skipped:
         yield f"{name}: is run, was not: {old.skipped}"
-    elif old.skipped != new.skipped:
+    elif old.skipped and old.skipped != new.skipped:
         yield f"{name}: was not run and is not, for another reason: {old.skipped} → {new.skipped}"
 
 
@@ -189,7 +200,7 @@ def _compared(name: str, old: Figure, new: Figure, noise: float, *, is_ceiling: 
     before, after = old.value, new.value
     if old.ratio is not None and new.ratio is not None:
         basis, before, after = Basis.RATIO, old.ratio, new.ratio
-    band = max(noise, _spread(old), _spread(new))
+    band = max(noise, _spread(old, basis), _spread(new, basis))
     up = up_is_better(new, basis)
     remarks = list(_remarks(old, new))
     if basis is Basis.VALUE and old.unit != new.unit:
@@ -201,11 +212,19 @@ def _compared(name: str, old: Figure, new: Figure, noise: float, *, is_ceiling: 
         remarks.append(f"no target, and {new.unit!r} does not say which way is better")
     else:
         found = verdict(before, after, noise=band, up=up)
+    if basis is Basis.RATIO and found is Verdict.WITHIN_NOISE and old.unit == new.unit:
+        moved = verdict(old.value, new.value, noise=max(noise, _spread(old, Basis.VALUE), _spread(new, Basis.VALUE)), up=True)
+        if moved is not Verdict.WITHIN_NOISE:
+            # The machine, or what our own code and the ceiling have in common: whoever reads it must know.
+            remarks.append(f"{shown(old.value)} → {shown(new.value)} {new.unit}, and the ceiling with it")
     return Compared(name, new.unit, basis, before, after, band, found, remarks)
 
 
-def _spread(figure: Figure) -> float:
-    """Of the first series: benchmarks write the one that the value comes from before others."""
+def _spread(figure: Figure, basis: Basis) -> float:
+    """Of the ratio, where that is compared and its spread was told; else of the first series, which is the one that the value comes from."""
+    told = figure.detail.get("ratio_spread") if basis is Basis.RATIO else None
+    if isinstance(told, int | float) and math.isfinite(told):
+        return float(told)
     return next((found.relative for found in spreads(figure) if found.relative is not None), 0.0)
 
 
@@ -228,10 +247,4 @@ def _warnings(old: Result, new: Result) -> Iterator[str]:
     for title, before, after in (("machine", old.machine, new.machine), ("fact", old.facts, new.facts)):
         for name in dict.fromkeys((*before, *after)):
             if name not in _ALWAYS_DIFFERENT and before.get(name) != after.get(name):
-                yield f"{title}: {name} was {_told(before.get(name))}, is {_told(after.get(name))}"
-
-
-def _told(value: object) -> str:
-    if value is None:
-        return "untold"
-    return shown(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+                yield f"{title}: {name} was {fact_text(before.get(name))}, is {fact_text(after.get(name))}"

@@ -14,7 +14,7 @@ class Target:
     on_ratio: bool = False
 
     def __str__(self) -> str:
-        return f"{'≥' if self.at_least else '≤'} {number_text(self.limit)}{' of ceiling' if self.on_ratio else ''}"
+        return f"{'≥' if self.at_least else '≤'} {shown(self.limit)}{' of ceiling' if self.on_ratio else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,13 @@ class Figure:
         return value >= self.target.limit if self.target.at_least else value <= self.target.limit
 
 
-def number_text(value: float) -> str:
+def shown(value: float) -> str:
     """Three significant digits, thousands whole."""
-    if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
+
+
+def fact_text(value: object) -> str:
+    """A fact of a run, for people."""
+    if value is None:
+        return "untold"
+    return shown(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)

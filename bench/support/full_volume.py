@@ -29,7 +29,7 @@ from offloadd.tiers.superblock import write_record
 from offloadd.tiers.volume_file import format_volume
 from offloadd.tiers.volume_io import allocate, open_volume, sync, write_full
 from offloadd.transfer.checksum import crc32c
-from offloadd.units import GIB, MIB, SECTOR_BYTES, align_up
+from offloadd.units import MIB, SECTOR_BYTES, align_up
 
 NAMESPACE_COUNT = 64
 
@@ -100,9 +100,3 @@ def _write_slots(fd: int, geometry: Geometry, slab: int, nonce: bytes, block_byt
     raw = headers.tobytes()
     for slot in range(len(keys)):
         write_full(fd, raw[slot * SECTOR_BYTES : (slot + 1) * SECTOR_BYTES], geometry.slot_offset(slab, slot, slot_bytes), "slot header")
-
-
-def room_for(path: Path, need_bytes: int) -> bool:
-    """Whether the file system has room for `need_bytes` and a GiB more."""
-    status = os.statvfs(path)
-    return status.f_bavail * status.f_frsize > need_bytes + GIB

@@ -22,6 +22,7 @@ from offloadd.model.slots import BLOCK_DTYPE, RESULT_DTYPE
 from offloadd.mover.messages import (
     JOB_BLOCKS_MAX,
     AddLane,
+    ArenaLocked,
     ControlAnswer,
     Copied,
     CopiesChosen,
@@ -40,15 +41,14 @@ from offloadd.mover.messages import (
 )
 from offloadd.tiers.format import Geometry, slot_bytes_for
 from offloadd.tiers.volume_io import VolumeFile
-from offloadd.units import MIB
 
 #: What slices of a `gds` lane tell that did not go past the host.
 BOUNCED = (Way.CUFILE_POSIX, Way.KVIKIO_POSIX, Way.UNPROVEN)
 #: As the front spawns its movers.
 MOVER_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x40000", "OMP_NUM_THREADS": "1"}
-#: The front's defaults: bytes of one job, and jobs in flight.
-JOB_BYTES = 32 * MIB
+#: The front's defaults: jobs in flight, and bytes of one.
 JOBS_IN_FLIGHT = 2
+JOB_BYTES: int = MoverConfig.model_fields["restore_bytes_in_flight"].default // JOBS_IN_FLIGHT
 #: A volume's lane as the daemon makes it by default.
 THREADS: int = VolumeConfig.model_fields["io_threads"].default
 #: The arena's lane as the daemon makes it on this machine.
@@ -74,6 +74,8 @@ class LaneEnd:
         #: Slices of the last run, and those of them whose bytes did not go past the host though the lane does.
         self.slice_count = 0
         self.bounced_count = 0
+        #: Payload bytes of the last run by the way that they went.
+        self.way_bytes: dict[Way, int] = {}
         #: Seconds until the last source of the last run had been copied; 0 if it was no evict.
         self.copied_s = 0.0
 
@@ -84,6 +86,7 @@ class LaneEnd:
         self.stage_ns = dict.fromkeys(("queue_ns", "copy_ns", "checksum_ns", "io_ns"), 0)
         failed = self.slice_count = self.bounced_count = 0
         self.copied_s = 0.0
+        self.way_bytes = {}
         start = time.perf_counter()
         while waiting or left:
             while waiting and len(left) < JOBS_IN_FLIGHT:
@@ -110,6 +113,7 @@ class LaneEnd:
             if isinstance(done, SliceDone):
                 self.slice_count += 1
                 self.bounced_count += done.way in BOUNCED
+                self.way_bytes[Way(done.way)] = self.way_bytes.get(Way(done.way), 0) + done.payload_bytes
                 results = np.frombuffer(done.results, dtype=RESULT_DTYPE)
                 if operation == Operation.ARENA_EVICT:
                     records["checksum"][results["position"]] = results["checksum"]
@@ -128,12 +132,12 @@ class LaneEnd:
 class MoverProcess:
     """One mover, of the host or of a GPU (`cuda:N` or its UUID); a context manager. RuntimeError with its reason if it can't use the device."""
 
-    def __init__(self, device: str = "host") -> None:
+    def __init__(self, device: str = "host", *options: str) -> None:
         ours, theirs = socket_pair()
         ours.settimeout(ANSWER_TIMEOUT_S)
         self._log_fd = os.memfd_create("mover-log")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "offloadd.mover.main", "--fd", str(theirs.fileno()), "--device", device],
+            [sys.executable, "-m", "offloadd.mover.main", "--fd", str(theirs.fileno()), "--device", device, *options],
             pass_fds=[theirs.fileno()],
             env={**os.environ, **MOVER_ENVIRONMENT},
             stderr=self._log_fd,
@@ -144,6 +148,7 @@ class MoverProcess:
         self._lanes: list[Channel[LaneAnswer]] = []
         #: What copies of its regions go by, as measured.
         self.chosen: list[CopiesChosen] = []
+        self._locked: ArenaLocked | None = None
         hello = self._receive()
         if not isinstance(hello, Hello):
             raise RuntimeError(f"the mover did not say hello, but {hello}")
@@ -158,26 +163,41 @@ class MoverProcess:
 
     @property
     def said(self) -> str:
-        """What it has written to its standard error so far, such as that the arena is not page-locked."""
+        """What it has written to its standard error so far."""
         return os.pread(self._log_fd, os.fstat(self._log_fd).st_size, 0).decode(errors="replace")
 
-    def _receive(self) -> ControlAnswer:
-        while True:
-            received = self._control.receive()
-            if received is None:
-                raise RuntimeError(f"the mover is gone: {self.said}")
-            if not isinstance(received[0], CopiesChosen):
-                return received[0]
-            self.chosen.append(received[0])
-
-    def _await_choice(self) -> None:
-        """Until it has measured what copies of the region go by: a lane that changes from one to the other has no speed of its own."""
-        if any(not chosen.shape for chosen in self.chosen):
-            return
+    def _next(self) -> ControlAnswer | None:
+        """The next message; None for what it told without having been asked, which is kept."""
         received = self._control.receive()
-        if received is None or not isinstance(received[0], CopiesChosen):
-            raise RuntimeError(f"the mover told {received} where its choice of copies was to come: {self.said}")
-        self.chosen.append(received[0])
+        if received is None:
+            raise RuntimeError(f"the mover is gone: {self.said}")
+        match received[0]:
+            case CopiesChosen():
+                self.chosen.append(received[0])
+            case ArenaLocked():
+                self._locked = received[0]
+            case answer:
+                return answer
+        return None
+
+    def _receive(self) -> ControlAnswer:
+        while (answer := self._next()) is None:
+            pass
+        return answer
+
+    def _notice(self, what: str) -> None:
+        """Wait for one message that it tells without having been asked. TimeoutError after ANSWER_TIMEOUT_S."""
+        try:
+            answer = self._next()
+        except TimeoutError as error:
+            raise TimeoutError(f"the mover has not told within {ANSWER_TIMEOUT_S:g} s {what}: {self.said}") from error
+        if answer is not None:
+            raise RuntimeError(f"the mover told {answer} where it was to tell {what}: {self.said}")
+
+    def _await_choice(self, known: int) -> None:
+        """Until it has measured what copies of the region go by: a lane that changes from one to the other has no speed of its own."""
+        while len(self.chosen) == known and all(chosen.shape for chosen in self.chosen):
+            self._notice("what copies go by")
 
     def _ask(self, message: Any, fds: Sequence[int], expected: ControlAnswer) -> None:
         self._control.send(message, fds)
@@ -193,10 +213,9 @@ class MoverProcess:
 
     def map_device_memory(self, number: int, piece: Piece, layout: Layout, memory_bytes: int) -> None:
         """Map engine memory of another process on the mover's GPU: a process can't open what it exported itself."""
-        told = len(self.chosen)
+        known = len(self.chosen)
         self._map(number, [], layout, memory_bytes, (piece,))
-        if len(self.chosen) == told:
-            self._await_choice()
+        self._await_choice(known)
 
     def _map(self, number: int, fds: Sequence[int], layout: Layout, memory_bytes: int, pieces: tuple[Piece, ...]) -> None:
         planes = tuple(PlaneSpec(plane.memory, plane.offset_bytes, plane.block_stride_bytes, plane.block_bytes) for plane in layout.planes)
@@ -206,6 +225,16 @@ class MoverProcess:
     def map_arena(self, fd: int, arena_bytes: int) -> None:
         """Map the arena."""
         self._ask(MapArena(arena_bytes=arena_bytes, huge_pages=True), [fd], Mapped(region=0))
+
+    def map_locked_arena(self, fd: int, arena_bytes: int) -> ArenaLocked:
+        """Map the arena into a GPU's mover, and wait until it has page-locked what it can: before, copies take a way around. A second for some GiB.
+
+        TimeoutError when it has not told within ANSWER_TIMEOUT_S.
+        """
+        self.map_arena(fd, arena_bytes)
+        while self._locked is None:
+            self._notice("that the arena is page-locked")
+        return self._locked
 
     def add_lane(self, number: int, file: VolumeFile | None = None, geometry: Geometry | None = None, *, path: str = "host") -> LaneEnd:
         """Start a lane: to the volume by `path`, or to the arena. Raises LaneRefusedError where the device has no such way to this volume."""
@@ -248,8 +277,9 @@ class MoverProcess:
 
 
 def parts_of(records: Records, slot_bytes: int) -> list[Records]:
-    """The records of each job, as the front cuts a move."""
-    per_job = max(1, min(JOB_BLOCKS_MAX, JOB_BYTES // slot_bytes))
+    """The records of each job, as the front cuts a move: evenly, since the lane cuts each job over its threads again."""
+    job_count = -(-len(records) // max(1, min(JOB_BLOCKS_MAX, JOB_BYTES // slot_bytes)))
+    per_job = max(1, -(-len(records) // max(1, job_count)))
     return [records[first : first + per_job] for first in range(0, len(records), per_job)]
 
 
@@ -259,8 +289,8 @@ def layout_of(block_bytes: int, block_count: int, plane_count: int) -> Layout:
     return Layout(block_count, tuple(Plane(0, number * block_count * piece, piece, piece) for number in range(plane_count)))
 
 
-def make_records(block_bytes: int, block_count: int) -> Records:
-    """BLOCK_DTYPE records of blocks 0, 1, … of region 1 in slots 0, 1, … of slab 0, and side by side in the arena."""
+def make_records(block_bytes: int, block_count: int, *, scattered: bool = False) -> Records:
+    """BLOCK_DTYPE records of blocks 0, 1, … (`scattered`: in another order) of region 1 in slots 0, 1, … of slab 0, and side by side in the arena."""
     records: Records = np.zeros(block_count, dtype=BLOCK_DTYPE)
     numbers = np.arange(block_count)
     keys = np.frombuffer(secrets.token_bytes(32 * block_count), dtype="V32")
@@ -268,7 +298,8 @@ def make_records(block_bytes: int, block_count: int) -> Records:
     records["nonce"] = np.void(secrets.token_bytes(16))
     records["payload_bytes"] = block_bytes
     records["region"] = 1
-    records["block_index"] = records["slot"] = records["position"] = numbers
+    records["slot"] = records["position"] = numbers
+    records["block_index"] = np.random.default_rng(5).permutation(block_count) if scattered else numbers
     records["generation"] = 1
     records["namespace_epoch"] = 1
     records["sequence"] = numbers + 1

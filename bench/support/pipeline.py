@@ -19,7 +19,7 @@ from bench.support.mover import ARENA_THREADS, STAGING_SLOT_BYTES, THREADS
 from bench.support.report import Detail, Figure, Report, Target, seconds_figure
 from bench.support.restoring import Series, arena_restores, make_volume, shared_memory_dir, volume_restores
 from bench.support.service import Service
-from bench.support.stats import Summary, median_ratio
+from bench.support.stats import Paired, Summary
 from bench.support.workload import Blocks, load_workload
 from offloadd.client import Path as Way
 from offloadd.client import Tier
@@ -76,17 +76,19 @@ def mover_alone(report: Report, work: Blocks, directory: Path, where: str, *, ta
     report.add(Figure(f"{name}raw reads by the mover", raw.rate(size) / 1e9, "GB/s", size / sketch.stages(size, *rates) / 1e9, detail=detail_of(raw, size)))
     # A restore copies every byte once, and on some machines the volume's reads suffer from any copies: then no pipeline reaches the reads alone.
     beside = found["raw_beside_copies"]
+    pairs = Paired.of(raw.seconds, beside.seconds)
     report.add(
         Figure(
             f"{name}raw reads beside a process that copies as many bytes",
             beside.rate(size) / 1e9,
             "GB/s",
             ceiling=raw.rate(size) / 1e9,
-            ratio=median_ratio(raw.seconds, beside.seconds),
-            detail=Summary.of(beside.seconds).detail(1e3, "ms_"),
+            ratio=pairs.ratio,
+            detail={**Summary.of(beside.seconds).detail(1e3, "ms_"), **pairs.detail},
         )
     )
     for title, series, limit in (("restore", restore, target), ("restore without verification", unverified, None)):
+        pairs = Paired.of(raw.seconds, series.seconds)
         report.add(
             Figure(
                 f"{name}{title} by the mover",
@@ -95,9 +97,9 @@ def mover_alone(report: Report, work: Blocks, directory: Path, where: str, *, ta
                 size / sketch.stages(size, *work_rates) / 1e9,
                 "bytes / (disk) on disk; bytes / (copy, checksum, copy) on two cores in memory",
                 raw.rate(size) / 1e9,
-                median_ratio(raw.seconds, series.seconds),
+                pairs.ratio,
                 None if limit is None else Target(limit, on_ratio=True),
-                detail_of(series, size),
+                {**detail_of(series, size), **pairs.detail},
             )
         )
     cpu = restore.cpu_per_gb(size)
@@ -124,8 +126,8 @@ def geometry_at(path: Path) -> Geometry:
         os.close(fd)
 
 
-def arena(report: Report, work: Blocks) -> None:
-    """The arena's restore against memcpy."""
+def arena(report: Report, work: Blocks, *, targets: bool = True) -> None:
+    """The arena's restore against memcpy, and what NumPy's copies reach."""
     report.say(f"{work.name}: mover alone, arena, {work.start_count} starts")
     found = arena_restores(work)
     size = work.payload_bytes
@@ -135,8 +137,10 @@ def arena(report: Report, work: Blocks) -> None:
     for title, key, limit, rates in (
         ("restore without verification", "unverified", 0.80, (copy_rate,)),
         ("restore", "restore", 0.50, (copy_rate, 2 * sketch.CRC_BYTES_PER_S)),
+        ("restore, copied with NumPy,", "numpy", None, (copy_rate, 2 * sketch.CRC_BYTES_PER_S)),
     ):
         series = found[key]
+        pairs = Paired.of(memcpy.seconds, series.seconds)
         report.add(
             Figure(
                 f"{work.name}, arena: {title} by the mover",
@@ -145,9 +149,9 @@ def arena(report: Report, work: Blocks) -> None:
                 size / sketch.stages(size, *rates) / 1e9,
                 "bytes / (copy [, checksum]) on two cores",
                 memcpy.rate(size) / 1e9,
-                median_ratio(memcpy.seconds, series.seconds),
-                Target(limit, on_ratio=True),
-                detail_of(series, size),
+                pairs.ratio,
+                Target(limit, on_ratio=True) if targets and limit else None,
+                {**detail_of(series, size), **pairs.detail},
             )
         )
 
@@ -169,6 +173,7 @@ def daemon(report: Report, work: Blocks, directory: Path, where: str) -> None:
     size = work.payload_bytes
     name = f"{work.name}, {where}: "
     expected_s = size / sketch.DISK_BYTES_PER_S + sketch.CALL_S + sketch.HOP_S
+    pairs = Paired.of(raw.seconds, restore.seconds)
     report.add(
         Figure(
             f"{name}restore end to end",
@@ -177,8 +182,8 @@ def daemon(report: Report, work: Blocks, directory: Path, where: str) -> None:
             size / expected_s / 1e9 if where == "disk" else None,
             "bytes / disk + call + hop",
             raw.rate(size) / 1e9,
-            median_ratio(raw.seconds, restore.seconds),
-            detail=detail_of(restore, size),
+            pairs.ratio,
+            detail={**detail_of(restore, size), **pairs.detail},
         )
     )
     report.add(Figure(f"{name}restore from the arena end to end", ddr.rate(size) / 1e9, "GB/s", detail=detail_of(ddr, size)))
@@ -287,6 +292,7 @@ def run_pipeline(report: Report) -> None:
     mover_alone(report, main_work, report.directory, "disk", target=0.95)
     daemon(report, main_work, report.directory, "disk")
     arena(report, main_work)
+    arena(report, layers, targets=False)
     mover_alone(report, layers, report.directory, "disk", target=None)
     mover_alone(report, large, report.directory, "disk", target=0.95)
     if memory is None:

@@ -7,8 +7,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from bench.support.drawing import BLACK, BLUE, GREY, ORANGE, VERMILLION, Plot, canvas, legend, logarithmic, name_rows, parts, style
+from bench.support.figure import shown
 from bench.support.report import Figure
-from bench.support.result import Result, Spread, shown, spreads, stable_name
+from bench.support.result import Result, Spread, spreads, stable_name
 from bench.support.row_bars import bar_plots, overview
 from bench.support.row_groups import Group
 from bench.support.row_plots import line_plots

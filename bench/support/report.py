@@ -12,13 +12,17 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from bench.support.figure import Detail, Figure, Target, number_text
+from bench.support.figure import Detail, Figure, Target, shown
 from bench.support.machine import ROOT, machine_record
 from bench.support.row_table import row_tables
 from bench.support.rows import Row
 from bench.support.stats import Summary
 
 __all__ = ["Detail", "Figure", "Report", "Target", "benchmark", "seconds_figure"]
+
+
+#: Of a run with --tiny, wherever its figures are shown.
+TINY_MEANS_NOTHING = "Caution: a tiny run, which shows that the benchmark works and nothing else. Its figures mean nothing."
 
 
 class Report:
@@ -77,6 +81,8 @@ class Report:
             self._console.print(f"[bold]{self.question}[/bold] No figures: the machine can't, for the reasons above.")
         for table in row_tables(self.rows):
             self._console.print(table)
+        if self.tiny:
+            self._console.print(TINY_MEANS_NOTHING, style="bold red")
         self._console.print(", ".join(f"{name} {value}" for name, value in (machine | self.facts).items()), style="dim")
         self._console.print(f"written to {path}", style="dim")
 
@@ -89,18 +95,18 @@ class Report:
         for figure in self.figures:
             table.add_row(
                 figure.name,
-                f"{number_text(figure.value)} {figure.unit}",
+                f"{shown(figure.value)} {figure.unit}",
                 _optional(figure.expected),
                 _optional(figure.ceiling),
                 "" if figure.ratio is None else f"{figure.ratio:.2f}",
                 "" if figure.target is None else str(figure.target),
-                {None: "", True: "[green]met[/green]", False: "[red]missed[/red]"}[figure.met],
+                {None: "", True: "[green]met[/green]", False: "[red]missed[/red]"}[None if self.tiny else figure.met],
             )
         return table
 
 
 def _optional(value: float | None) -> str:
-    return "" if value is None else number_text(value)
+    return "" if value is None else shown(value)
 
 
 @contextmanager

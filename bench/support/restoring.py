@@ -3,7 +3,6 @@
 import os
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from bench.support.copier import Copier
 from bench.support.cpu import cpu_seconds
-from bench.support.mover import ARENA_THREADS, MoverProcess, layout_of, make_records
+from bench.support.mover import ARENA_THREADS, LaneEnd, MoverProcess, Records, layout_of, make_records
 from bench.support.workload import Blocks
 from offloadd.memory.mapping import MADV_HUGEPAGE, MADV_POPULATE_WRITE, Bytes, Mapping, map_memories
 from offloadd.memory.memfd import create_sealed
@@ -39,6 +38,14 @@ class Series:
     cpu_s: float = 0.0
     stage_ns: dict[str, int] = field(default_factory=dict)
 
+    def take(self, mover: MoverProcess, lane: LaneEnd, operation: Operation, records: Records, slot_bytes: int, *, verify: bool = True) -> None:
+        """Move all blocks once more. RuntimeError if one failed."""
+        before = cpu_seconds([mover.pid])
+        self.seconds.append(lane.run(operation, records, slot_bytes, verify=verify))
+        self.cpu_s += cpu_seconds([mover.pid]) - before
+        for stage, nanoseconds in lane.stage_ns.items():
+            self.stage_ns[stage] = self.stage_ns.get(stage, 0) + nanoseconds
+
     def rate(self, size_bytes: int) -> float:
         """Bytes a second by the median."""
         return size_bytes / float(np.median(self.seconds))
@@ -48,20 +55,13 @@ class Series:
         return self.cpu_s / len(self.seconds) / (size_bytes / 1e9)
 
 
-def _touch(series: Series, mover: MoverProcess, seconds: float, cpu_before: float, stages: dict[str, int]) -> None:
-    series.cpu_s += cpu_seconds([mover.pid]) - cpu_before
-    series.seconds.append(seconds)
-    for name, nanoseconds in stages.items():
-        series.stage_ns[name] = series.stage_ns.get(name, 0) + nanoseconds
-
-
 def volume_restores(path: Path, work: Blocks) -> dict[str, Series]:
     """`raw`, `restore` and `unverified`, interleaved, each start with a fresh mover over the volume at `path`."""
     geometry = make_volume(path, work)
     slot_bytes = slot_bytes_for(work.block_bytes)
     layout = layout_of(work.block_bytes, work.block_count, work.plane_count)
     fd = create_sealed("engine", work.payload_bytes)
-    records = make_records(work.block_bytes, work.block_count)
+    records = make_records(work.block_bytes, work.block_count, scattered=work.scattered)
     found = {name: Series() for name in ("raw", "restore", "unverified", "raw_beside_copies")}
     try:
         with PresentMemory(fd, work.payload_bytes) as memory, Copier() as copier:
@@ -81,9 +81,7 @@ def volume_restores(path: Path, work: Blocks) -> dict[str, Series]:
                         ways = (("raw", Operation.READ_ONLY, True), ("restore", Operation.RESTORE, True), ("unverified", Operation.RESTORE, False))
                         for _ in range(work.round_count):
                             for name, operation, verify in ways:
-                                before = cpu_seconds([mover.pid])
-                                seconds = lane.run(operation, records, slot_bytes, verify=verify)
-                                _touch(found[name], mover, seconds, before, lane.stage_ns)
+                                found[name].take(mover, lane, operation, records, slot_bytes, verify=verify)
                             copier.run(found["restore"].rate(work.payload_bytes))
                             found["raw_beside_copies"].seconds.append(lane.run(Operation.READ_ONLY, records, slot_bytes))
                             copier.rest()
@@ -95,35 +93,38 @@ def volume_restores(path: Path, work: Blocks) -> dict[str, Series]:
 
 
 def arena_restores(work: Blocks) -> dict[str, Series]:
-    """`memcpy` (this process, which must run under the mover's glibc tunable), `restore` and `unverified`, interleaved."""
+    """`memcpy` (this process, which must run under the mover's glibc tunable), `restore`, `unverified`, and `numpy`, interleaved.
+
+    `numpy`: a restore by a mover that copies with NumPy, in turn with the one that copies as it was built.
+    """
     slot_bytes = align_up(work.block_bytes, SECTOR_BYTES)
     arena_bytes = align_up(slot_bytes * work.block_count, 2 * MIB)
     layout = layout_of(work.block_bytes, work.block_count, work.plane_count)
-    records = make_records(work.block_bytes, work.block_count)
+    records = make_records(work.block_bytes, work.block_count, scattered=work.scattered)
     fd, arena_fd = create_sealed("engine", work.payload_bytes), create_sealed("arena", arena_bytes)
-    found = {name: Series() for name in ("memcpy", "restore", "unverified")}
+    found = {name: Series() for name in ("memcpy", "restore", "unverified", "numpy")}
     try:
         with PresentMemory(fd, work.payload_bytes) as memory, PresentMemory(arena_fd, arena_bytes) as arena:
             original = fill(memory.bytes)
             for _ in range(work.start_count):
-                with MoverProcess() as mover:
-                    mover.map_region(1, fd, layout, work.payload_bytes)
-                    mover.map_arena(arena_fd, arena_bytes)
-                    lane = mover.add_lane(1)
-                    lane.run(Operation.ARENA_EVICT, records, slot_bytes)
-                    memory.bytes[:] = 0
-                    lane.run(Operation.ARENA_RESTORE, records, slot_bytes)
-                    if not (memory.bytes == original).all():
-                        raise RuntimeError("restored bytes differ from those evicted")
-                    lane.run(Operation.ARENA_RESTORE, records, slot_bytes, verify=False)
+                with MoverProcess() as mover, MoverProcess("host", "--no-native") as by_numpy:
+                    lanes = {}
+                    for one in (mover, by_numpy):
+                        one.map_region(1, fd, layout, work.payload_bytes)
+                        one.map_arena(arena_fd, arena_bytes)
+                        lanes[one] = lane = one.add_lane(1)
+                        lane.run(Operation.ARENA_EVICT, records, slot_bytes)
+                        memory.bytes[:] = 0
+                        lane.run(Operation.ARENA_RESTORE, records, slot_bytes)
+                        if not (memory.bytes == original).all():
+                            raise RuntimeError("restored bytes differ from those evicted")
+                        lane.run(Operation.ARENA_RESTORE, records, slot_bytes, verify=False)
                     for _ in range(work.round_count):
                         before = cpu_seconds([os.getpid()])
                         found["memcpy"].seconds.append(copy(memory.bytes, arena.bytes[: memory.bytes.size]))
                         found["memcpy"].cpu_s += cpu_seconds([os.getpid()]) - before
-                        for name, verify in (("unverified", False), ("restore", True)):
-                            before = cpu_seconds([mover.pid])
-                            seconds = lane.run(Operation.ARENA_RESTORE, records, slot_bytes, verify=verify)
-                            _touch(found[name], mover, seconds, before, lane.stage_ns)
+                        for name, one, verify in (("unverified", mover, False), ("restore", mover, True), ("numpy", by_numpy, True)):
+                            found[name].take(one, lanes[one], Operation.ARENA_RESTORE, records, slot_bytes, verify=verify)
     finally:
         os.close(fd)
         os.close(arena_fd)
@@ -175,8 +176,3 @@ def shared_memory_dir(need_bytes: int) -> Path | None:
     except OSError:
         return None
     return path if status.f_bavail * status.f_frsize > need_bytes + GIB else None
-
-
-def median_of(values: Iterable[float]) -> float:
-    """The median as a float."""
-    return float(np.median(list(values)))

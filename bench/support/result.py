@@ -124,8 +124,3 @@ def _number_at(figure: Figure, key: str) -> float | None:
 def texts(figure: Figure) -> dict[str, str]:
     """What the detail says in words, such as the path that was proven."""
     return {name: str(value) for name, value in figure.detail.items() if isinstance(value, str | bool)}
-
-
-def shown(value: float) -> str:
-    """Three significant digits, thousands whole."""
-    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"

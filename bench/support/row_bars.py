@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from bench.support.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Plot, legend, legend_of_all, logarithmic, name_rows, panels, parts
-from bench.support.result import shown
+from bench.support.figure import shown
 from bench.support.row_groups import Group, commonest, least_depth, lines, ratio_told, size_of, stages_of
 from bench.support.row_plots import colour, marker, panel_title
 from bench.support.rows import Operation, Row

@@ -79,6 +79,7 @@ def _wrong_seconds(row: Row) -> Iterator[str]:
 def _wrong_numbers(row: Row) -> Iterator[str]:
     """JSON as Python writes it may hold NaN and Infinity, which no plot and no comparison sees as wrong."""
     numbers = [("gb_per_s", row.gb_per_s), ("cpu_s_per_gb", row.cpu_s_per_gb), ("memory_bytes_per_byte", row.memory_bytes_per_byte)]
+    numbers.append(("ratio_spread", row.ratio_spread))
     for name, value in (*numbers, *((f"stage {stage}", value) for stage, value in row.stages.items())):
         if value is not None and not 0 <= value < math.inf:
             yield f"{name} is {value}, not a finite number from 0 up"
@@ -102,6 +103,8 @@ def _wrong_ceiling(row: Row) -> Iterator[str]:
         yield f"the ceiling of {row.ceiling_gb_per_s} GB/s has no name"
     if row.ratio is not None and row.ceiling_gb_per_s is None:
         yield f"the ratio {row.ratio} is to no ceiling"
+    if row.ratio_spread is not None and row.ratio is None:
+        yield f"the ratio_spread {row.ratio_spread} is of no ratio"
     for name, value in (("ceiling_gb_per_s", row.ceiling_gb_per_s), ("ratio", row.ratio)):
         if value is not None and not 0 < value < math.inf:
             yield f"{name} is {value}, not a finite number above 0"

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bench.support.result import shown
+from bench.support.figure import shown
 from bench.support.rows import Case, Operation, Row, counted
 from offloadd.units import GIB, KIB, MIB
 
@@ -32,14 +32,6 @@ class Group:
     def tokens(self) -> list[int]:
         """Every size that was run, ascending."""
         return sorted({row.case.tokens for row in self.rows})
-
-    def speedup(self, row: Row) -> float | None:
-        """How many times a restore is as fast as the estimated recompute of as many tokens, by medians; None where nothing estimated it."""
-        if row.estimated or row.case.operation is not Operation.RESTORE:
-            return None
-        estimates = (one for one in self.rows if one.estimated and one.case.tokens == row.case.tokens)
-        estimate = next(estimates, None)
-        return None if estimate is None else estimate.figure.value / row.figure.value
 
 
 def groups(rows: Iterable[Row]) -> list[Group]:

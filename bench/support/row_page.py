@@ -4,17 +4,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 
-from bench.support.result import shown
+from bench.support.figure import shown
 from bench.support.row_groups import Group, groups, lines, ratio_told, size_of, stages_of, title_of
-from bench.support.rows import Operation, Row, counted
-from bench.support.stats import Summary
+from bench.support.rows import Operation, Row, counted, estimates_of, speedup
+from bench.support.stats import FEW, Summary
 
 #: Groups up to which all are open; of more only the first is, or nobody finds the others.
 _OPEN_GROUPS_MAX = 3
 #: Rows up to which a table is open.
 _OPEN_ROWS_MAX = 30
-#: Below so many requests a p99 is the slowest one.
-_P99_REQUESTS_MIN = 100
 
 _COLUMNS = (
     "<th>asked</th><th class=number>tokens</th><th class=number>depth</th><th>proven way</th><th class=number>p50<br>ms</th><th class=number>p95<br>ms</th>"
@@ -23,8 +21,8 @@ _COLUMNS = (
 )
 
 
-def grid(rows: Sequence[Row], *, overview: Callable[[Sequence[Group]], str], plots: Callable[[Group], str]) -> Iterator[str]:
-    """HTML of all rows; `overview` and `plots` draw, as HTML. Nothing without rows."""
+def grid(rows: Sequence[Row], *, overview: Callable[[Sequence[Group]], str], plots: Callable[[Group], str], recompute: str = "") -> Iterator[str]:
+    """HTML of all rows; `overview` and `plots` draw, as HTML. `recompute`: what the estimates rest on. Nothing without rows."""
     if not rows:
         return
     ran = [row for row in rows if not row.skipped]
@@ -33,6 +31,8 @@ def grid(rows: Sequence[Row], *, overview: Callable[[Sequence[Group]], str], plo
     estimated = sum(row.estimated for row in ran)
     told = f"{len(ran) - estimated:,} measured, {estimated:,} estimated, {len(skipped):,} not run on this machine"
     yield f"<h3>The grid</h3>\n<p>{counted(len(rows), 'row')}: {told}.</p>\n"
+    if estimated:
+        yield f"<p>Recompute is {escape(recompute or 'estimated; the run does not say from what')}.</p>\n"
     yield from _astray([row for row in ran if not row.is_as_asked])
     yield overview(every)
     for number, group in enumerate(every):
@@ -78,8 +78,8 @@ def _group(group: Group, drawings: str, *, is_open: bool) -> Iterator[str]:
             for row in line:
                 yield _row(group, operation, label, row)
     yield "</tbody>\n</table></div>\n"
-    if any(not row.estimated and row.request_count < _P99_REQUESTS_MIN for row in group.rows):
-        yield f"<p class=soft>* The p99 of fewer than {_P99_REQUESTS_MIN} requests is the slowest of them.</p>\n"
+    if any(not row.estimated and row.request_count < FEW for row in group.rows):
+        yield f"<p class=soft>* The p99 of fewer than {FEW} requests is the slowest of them.</p>\n"
     yield "</details>\n</details>\n"
 
 
@@ -90,16 +90,17 @@ def _row(group: Group, operation: Operation, label: str, row: Row) -> str:
     about += [] if row.estimated else [counted(row.request_count, "request")]
     stages = ", ".join(f"{name.replace('_', ' ')} {shown(seconds * 1e3)}" for name, seconds in stages_of(row).items())
     size = f"{case.block_count:,} × {size_of(case.block_bytes)}" + ("" if case.block_count == 1 else f" = {size_of(case.payload_bytes)}")
-    star = "*" if row.request_count < _P99_REQUESTS_MIN else ""
+    star = "*" if row.request_count < FEW else ""
     times = [shown(summary.median * 1e3), *([""] * 2 if row.estimated else [shown(summary.p95 * 1e3), shown(summary.p99 * 1e3) + star])]
-    speedup = group.speedup(row)
+    sooner = speedup(row, estimates_of(group.rows))
+    ranks = f"<small>{case.rank_count} of {case.tensor_parallel} ranks restored</small>" if case.rank_count < case.tensor_parallel else ""
     last = [
         shown(row.gb_per_s) if row.gb_per_s else "",
         ("" if row.ceiling_gb_per_s is None else shown(row.ceiling_gb_per_s)) + (f"<small>{escape(row.ceiling)}</small>" if row.ceiling else ""),
         "" if row.ratio is None else ratio_told(row.ratio),
         "" if row.estimated else shown(row.cpu_s_per_gb),
         "" if row.memory_bytes_per_byte is None else f"{row.memory_bytes_per_byte:.2f}",
-        "" if speedup is None else f"{shown(speedup)} ×",
+        "" if sooner is None else f"{shown(sooner)} ×{ranks}",
     ]
     return (
         f"<tr><td>{escape(f'{operation} by {label}')}<small>{escape(', '.join(about))}</small>{f'<small>ms: {escape(stages)}</small>' if stages else ''}</td>"

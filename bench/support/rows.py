@@ -1,6 +1,7 @@
 """Rows of a grid: one case each (a model's blocks, an operation, a path, a depth), measured or with the reason why this machine can't run it."""
 
 import enum
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -13,6 +14,10 @@ QUANTILES_MAX = 201
 
 #: The ways that are the one asked for. By cuFile's own counts `gds` is one of two; every other path has one way of its own name.
 _WAYS_OF = {"gds": frozenset({"gds_nvfs", "gds_p2p"})}
+
+
+#: Model, ranks, dtype, tokens.
+Prompt = tuple[str, int, str, int]
 
 
 class Operation(enum.StrEnum):
@@ -48,6 +53,16 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def payload_bytes(self) -> int:
         """Of one request."""
         return self.block_bytes * self.block_count
+
+    @property
+    def rank_count(self) -> int:
+        """Ranks whose blocks move: an engine on the host is one, and each GPU is one. A recompute keeps all ranks' GPUs busy, however few move here."""
+        return min(self.tensor_parallel, max(1, self.gpu_count))
+
+    @property
+    def prompt(self) -> "Prompt":
+        """What a recompute of it depends on."""
+        return self.model, self.tensor_parallel, self.kv_dtype, self.tokens
 
     @property
     def name(self) -> str:
@@ -90,6 +105,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ceiling_gb_per_s: float | None = None
     #: Of rates to the ceiling, in pairs measured one after the other.
     ratio: float | None = None
+    #: Half of p75 - p25 of these pairs' ratios, by their median: what the ratio varies by itself.
+    ratio_spread: float | None = None
     #: Whether the seconds were worked out from a model of the hardware instead of being measured (recompute).
     estimated: bool = False
 
@@ -122,8 +139,23 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 **summary.detail(1e3),
                 "gb_per_s": self.gb_per_s,
                 "cpu_s_per_gb": self.cpu_s_per_gb,
+                **({} if self.ratio_spread is None else {"ratio_spread": self.ratio_spread}),
             },
         )
+
+
+def estimates_of(rows: Iterable[Row]) -> dict[Prompt, float]:
+    """Seconds of the estimated recomputes."""
+    return {row.case.prompt: row.seconds[0] for row in rows if row.estimated and not row.skipped}
+
+
+def speedup(row: Row, estimates: Mapping[Prompt, float]) -> float | None:
+    """How many times as long the recompute of as many tokens would take as this restore, by its median; None for what is no measured restore, or without an
+    estimate. Where `Case.rank_count` is below the model's ranks the others' restores, which would run beside it, are not in it."""
+    estimate = estimates.get(row.case.prompt)
+    if row.estimated or row.case.operation is not Operation.RESTORE or estimate is None:
+        return None
+    return estimate / Summary.of(row.seconds).median
 
 
 def counted(count: int, noun: str) -> str:

@@ -29,9 +29,11 @@ class Service:
         directory = Path(self._directory.name)
         self.runtime_dir = directory / "run"
         config = directory / "offloadd.toml"
+        # Moves that the daemon makes to measure its paths would run beside ceilings, when nothing else moves: only at the start (`settled_paths`).
         config.write_text(
             f'[daemon]\nruntime_dir = "{self.runtime_dir}"\nlog_format = "json"\nmetrics_listen = ""\n'
-            f"[limits]\nindex_bytes_max = {index_bytes_max}\n[arena]\narena_bytes = {arena_bytes}\n[gpu]\ndevices = {json.dumps(list(gpus))}\n"
+            f"[limits]\nindex_bytes_max = {index_bytes_max}\n[arena]\narena_bytes = {arena_bytes}\n"
+            f"[gpu]\ndevices = {json.dumps(list(gpus))}\nmeasure_interval_s = 0\n"
             + "".join(f"[[volume]]\npath = {json.dumps(str(volume))}\nopen_slabs = {open_slabs}\n" for volume in volumes)
         )
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

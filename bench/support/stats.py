@@ -5,10 +5,13 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+#: Of fewer values a p99 is their maximum.
+FEW = 100
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is told of a series: same unit as its values. `p99` of fewer than 100 values is their maximum."""
+    """What is told of a series: same unit as its values. `p99` of fewer than FEW values is their maximum."""
 
     count: int
     median: float
@@ -50,6 +53,23 @@ def percentile(ordered: list[float], percent: float) -> float:
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
-def median_ratio(numerators: Iterable[float], denominators: Iterable[float]) -> float:
-    """Median of the ratios of pairs that were measured one after the other: what drifts between pairs cancels."""
-    return statistics.median(one / other for one, other in zip(numerators, denominators, strict=True))
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """The ratio of two series that were measured in turn: the median over pairs, so that what drifts between them cancels.
+
+    `spread`: half of p75 - p25 of the pairs' ratios, by their median. Not that of either series: requests that queue differ by half, their rate hardly.
+    """
+
+    ratio: float
+    spread: float
+
+    @classmethod
+    def of(cls, numerators: Iterable[float], denominators: Iterable[float]) -> "Paired":
+        """At least one pair."""
+        found = Summary.of(one / other for one, other in zip(numerators, denominators, strict=True))
+        return cls(found.median, (found.p75 - found.p25) / 2 / found.median)
+
+    @property
+    def detail(self) -> dict[str, float | int | str]:
+        """For a figure's `detail`: within what a comparison of two runs takes the ratio for the same."""
+        return {"ratio_spread": self.spread}

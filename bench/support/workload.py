@@ -19,7 +19,10 @@ def load_workload(kind: type[Kind], name: str, *, tiny: bool) -> Kind:
 
 
 class Blocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Blocks of one region. `start_count`: process starts; `round_count`: measurements in each."""
+    """Blocks of one region. `start_count`: process starts; `round_count`: measurements in each.
+
+    `scattered`: neighbours in the request lie anywhere in the region, as blocks from an engine's free list do.
+    """
 
     name: str
     block_bytes: int
@@ -27,6 +30,7 @@ class Blocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plane_count: int
     start_count: int
     round_count: int
+    scattered: bool = False
 
     @property
     def payload_bytes(self) -> int:

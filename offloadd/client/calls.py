@@ -11,7 +11,7 @@ import grpc.experimental
 
 from offloadd.client.values import Capabilities
 from offloadd.errors import OffloaddError, Unavailable, UnknownSession
-from offloadd.model.status import error_of_code
+from offloadd.model.status import RETRY_AFTER_KEY, error_of_code
 
 #: Key of the token in the metadata of every call.
 SESSION_KEY = "offloadd-session"
@@ -46,7 +46,12 @@ def error_of(error: grpc.RpcError) -> OffloaddError:
     code, details = getattr(error, "code", None), getattr(error, "details", None)
     if code is None or details is None:
         return Unavailable(str(error))
-    return error_of_code(code().name, details() or code().name)
+    ours = error_of_code(code().name, details() or code().name)
+    trailing: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
+    for key, value in trailing or ():
+        if key == RETRY_AFTER_KEY and str(value).isdecimal():
+            ours.retry_after_s = int(value) / 1e3
+    return ours
 
 
 class Errors:

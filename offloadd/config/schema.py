@@ -101,7 +101,9 @@ class LimitsConfig(_Section):
 
     sessions_max: int = Field(default=256, ge=1, le=65536, description="Live sessions, one a client process.")
     regions_per_session_max: int = Field(default=64, ge=1, le=4096, description="Registered regions of one session.")
-    memories_per_session_max: int = Field(default=64, ge=1, le=4096, description="Memories that one session has handed over by descriptor.")
+    memories_per_session_max: int = Field(
+        default=512, ge=1, le=4096, description="Memories that one session has handed over by descriptor: 2 a layer where each of K and V has its own."
+    )
     chunks_per_session_max: int = Field(
         default=4096, ge=1, le=65536, description="Chunks of GPU memory (virtual memory management) in them; each is a descriptor of the daemon's."
     )

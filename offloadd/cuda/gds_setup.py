@@ -32,6 +32,7 @@ class WhyNot(enum.StrEnum):
     REGISTRATION = "registration"
     PERMISSION = "permission"
     UDEV = "udev"
+    P2PDMA = "p2pdma"
     CUDA = "cuda"
     IO_ERROR = "io_error"
     WRONG_BYTES = "wrong_bytes"

@@ -4,10 +4,10 @@ import contextlib
 import errno
 import mmap
 import os
+import stat
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +16,15 @@ from offloadd.cuda.cufile_stats import PathCounts, StatsUnavailable
 from offloadd.cuda.driver import CudaError, check, load
 from offloadd.cuda.gds import GdsVolume, StagingSlot
 from offloadd.cuda.gds_setup import Gds, GdsUnavailable, WhyNot, within
+from offloadd.machine.block import layers
+from offloadd.machine.gds_ways import nvfs_obstacle_to, p2pdma_obstacle_to
+from offloadd.machine.system import System
 from offloadd.model.enums import Way
 
 Bytes = npt.NDArray[np.uint8]
 
-_MAY_COME_OF_UDEV = (WhyNot.BOUNCED, WhyNot.FILE_SYSTEM, WhyNot.DRIVER)
+#: What cuFile says where the machine offers it no way past the host; the machine's files say more.
+_MAY_COME_OF_THE_MACHINE = (WhyNot.BOUNCED, WhyNot.FILE_SYSTEM, WhyNot.DRIVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +43,14 @@ class ProbeResult:
 
 
 def probe(
-    gds: Gds, data_fd: int, synced_fd: int, *, slot_bytes: int, file_offset: int, writes: bool, timeout_s: float, run: Path = Path("/run")
+    gds: Gds, data_fd: int, synced_fd: int, *, slot_bytes: int, file_offset: int, writes: bool, timeout_s: float, system: System | None = None
 ) -> ProbeResult:
     """Move `slot_bytes` at `file_offset` through a slot of that size, and see which way they went.
 
     With `writes` the range must be scratch, nobody's: it gets random bytes, which must come back by cuFile and by a plain O_DIRECT read (`data_fd` is open with
     it) alike. Without, it is only read. Counts are of the whole process, so no other transfer may run meanwhile: one that bounces would be taken for ours.
     After TIMEOUT a thread, a thread of KvikIO's pool, the slot and, if it was being written, the scratch range stay in use until the I/O comes back.
-    `run`: where /run is mounted. Raises ValueError for sizes that can't be.
+    `system`: the machine whose files name causes that cuFile does not (default: this one). Raises ValueError for sizes that can't be.
     """
     given_up = threading.Event()
     # The caller may close its descriptors after a time-out, and their numbers may be given to other files.
@@ -64,14 +68,27 @@ def probe(
     except GdsUnavailable as error:
         given_up.set()
         result = ProbeResult.refused(error)
-    return _with_udev(result, run)
+    return _with_cause(result, system or System(), data_fd) if result.reason in _MAY_COME_OF_THE_MACHINE else result
 
 
-def _with_udev(result: ProbeResult, run: Path) -> ProbeResult:
-    """cuFile finds the device behind a file system in udev's database; without it, it takes compatibility mode or refuses the file."""
-    if result.reason not in _MAY_COME_OF_UDEV or os.access(run / "udev", os.R_OK | os.X_OK):
+def _with_cause(result: ProbeResult, system: System, data_fd: int) -> ProbeResult:
+    """The result with what the machine lacks, where its files tell: then cuFile takes compatibility mode or refuses the file, and does not say why."""
+    # cuFile finds the device behind a file system in udev's database.
+    udev = system.path("/run/udev")
+    if not os.access(udev, os.R_OK | os.X_OK):
+        return ProbeResult(False, result.way, WhyNot.UDEV, f"{udev} can't be read, which cuFile needs (in a container, mount it): {result.why}")
+    stack = layers(system, _device_number(data_fd))
+    nvfs, p2pdma = nvfs_obstacle_to(system, stack), p2pdma_obstacle_to(stack)
+    if nvfs is None or p2pdma is None:
         return result
-    return ProbeResult(False, result.way, WhyNot.UDEV, f"{run}/udev can't be read, which cuFile needs (in a container, mount it): {result.why}")
+    return ProbeResult(False, result.way, WhyNot.P2PDMA, f"{nvfs.cause}; {p2pdma.cause}: {result.why}")
+
+
+def _device_number(fd: int) -> str:
+    """`major:minor` of the block device that the volume is or lies on."""
+    status = os.fstat(fd)
+    number = status.st_rdev if stat.S_ISBLK(status.st_mode) else status.st_dev
+    return f"{os.major(number)}:{os.minor(number)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from offloadd import __version__
 from offloadd.catalog.catalog import Catalog
 from offloadd.config.schema import Config
 from offloadd.daemon.lock import RuntimeDirectory
-from offloadd.daemon.notify import notify
+from offloadd.daemon.notify import ask_for_time, feed_watchdog, notify
 from offloadd.daemon.observer import MetricsObserver, refresh_gauges
 from offloadd.errors import ConfigError
 from offloadd.memory.topology import read_topology
@@ -29,8 +29,8 @@ from offloadd.rpc.servicer import OffloadServicer
 
 log = structlog.get_logger()
 
-#: Calls in flight beyond the requests: session streams, health checks and lookups.
-CALLS_BESIDE_REQUESTS = 1024
+#: Calls in flight beyond the requests: lookups, registrations, releases.
+CALLS_BESIDE_REQUESTS = 512
 #: How long running calls may take to end at a stop; their own deadlines usually end them sooner.
 STOP_GRACE_S = 5.0
 GAUGE_PERIOD_S = 1.0
@@ -115,18 +115,19 @@ class Daemon:
         self.metrics.show_limits({name: float(value) for name, value in config.limits.model_dump().items()})
         self.offload = Offload(settings, MetricsObserver(self.metrics))
         self.stopping = asyncio.Event()
+        self._ending = False
         limits = config.limits
         calls_max = limits.requests_max + CALLS_BESIDE_REQUESTS
         runtime_dir = config.daemon.runtime_dir
         self._engines = GrpcServer(runtime_dir / GRPC_SOCKET, mode=SOCKET_MODE, message_bytes_max=limits.message_bytes_max, calls_max=calls_max)
         self._operators = GrpcServer(runtime_dir / ADMIN_SOCKET, mode=ADMIN_SOCKET_MODE, message_bytes_max=limits.message_bytes_max, calls_max=64)
         self._engines.add_offload(OffloadServicer(self.offload, limits_of(config), limits.regions_per_session_max, limits.planes_per_region_max))
-        self._operators.add_admin(AdminServicer(self.offload, counters=self._counters, on_drained=self.stopping.set))
+        self._operators.add_admin(AdminServicer(self.offload, counters=self._counters, on_drain=self._stop_serving, on_drained=self.stopping.set))
         self._attach = AttachServer(runtime_dir / ATTACH_SOCKET, self.offload.sessions, mode=SOCKET_MODE)
         self._metrics_server: MetricsServer | None = None
         #: Where the metrics are, empty if nowhere.
         self.metrics_url = ""
-        self._gauges: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Lock, open the tiers, serve."""
@@ -145,7 +146,8 @@ class Daemon:
             except ConfigError as error:
                 # Somebody else's port must not keep engines waiting for their KV.
                 log.warning("metrics are not served", error=str(error))
-        self._gauges = asyncio.get_running_loop().create_task(self._refresh())
+        loop = asyncio.get_running_loop()
+        self._background += [loop.create_task(self._refresh()), loop.create_task(feed_watchdog())]
         # What lives by now lives for ever; a full collection over it would stop the loop for milliseconds each time.
         gc.collect()
         gc.freeze()
@@ -157,22 +159,30 @@ class Daemon:
             refresh_gauges(self.metrics, self.offload)
             await asyncio.sleep(GAUGE_PERIOD_S)
 
+    async def _stop_serving(self) -> None:
+        """Say that this daemon ends, before it refuses the first request: who asks for its health goes elsewhere."""
+        if self._ending:
+            return
+        self._ending = True
+        notify("STOPPING=1")
+        log.info("stopping")
+        with contextlib.suppress(Exception):
+            await self._engines.set_serving(False)
+
     def _counters(self) -> list[tuple[str, int]]:
         return [*self.metrics.counter_values(), *sorted(self.offload.core.counters.items())]
 
     async def stop(self) -> None:
         """Drain, then end everything in order. Idempotent enough to be called after a failed start."""
-        notify("STOPPING=1")
-        log.info("stopping")
-        with contextlib.suppress(Exception):
-            await self._engines.set_serving(False)
+        await self._stop_serving()
+        self._background.append(asyncio.get_running_loop().create_task(ask_for_time()))
         await self.offload.stop()
         # Sessions end here, and with them their streams, which the server would else wait for until the grace time is over.
         await self._attach.close()
         await self._engines.stop(STOP_GRACE_S)
         await self._operators.stop(STOP_GRACE_S)
-        if self._gauges is not None:
-            self._gauges.cancel()
+        for task in self._background:
+            task.cancel()
         if self._metrics_server is not None:
             self._metrics_server.close()
         self._directory.release()

@@ -73,9 +73,9 @@ def _examine(task: RunChecks, limit_s: float) -> list[Finding]:
                     found += [_named(finding, checks[first], path) for finding in answer.findings]
                     first += 1
         except WorkerSilent as error:
-            cause = f"{error}: the volume hangs" if checks[first].touches_volume else f"{error}: what it reads hangs"
+            cause = f"{error}: {checks[first].asks or 'what it reads'} hangs"
             found.append(_named(fail(cause, "dmesg | tail; ps -eo pid,stat,wchan:32,cmd | grep ' D'"), checks[first], path))
-            hangs = hangs or checks[first].touches_volume
+            hangs = hangs or bool(checks[first].asks)
             first += 1
         except WorkerEnded as error:
             found.append(_named(fail(f"the check failed: {error}"), checks[first], path))

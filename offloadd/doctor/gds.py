@@ -1,33 +1,15 @@
-"""Which way cuFile could take to a volume, and what stands in the way of the others."""
+"""What stands in the way of cuFile's PCI P2PDMA mode on this machine, whatever the volume."""
 
 import gzip
-from dataclasses import dataclass
 
 from offloadd.doctor import nvidia
 from offloadd.doctor.cufile_json import cufile_json_path, parse, section
+from offloadd.machine.gds_ways import Obstacle
 from offloadd.machine.system import System
 
 #: What PCI P2PDMA mode needs: user pages of peer memory came with Linux 6.2, their mapping of GPU memory with driver 565.
 KERNEL_MIN = (6, 2)
 DRIVER_MIN = 565
-
-
-@dataclass(frozen=True, slots=True)
-class Obstacle:
-    """Why a mode is not possible, and what mends it."""
-
-    cause: str
-    mend: str = ""
-
-
-def nvfs_obstacle(system: System) -> Obstacle | None:
-    """What keeps nvidia-fs from working on this machine, whatever the volume; None if nothing is known to."""
-    modules = system.modules()
-    if modules is None or "nvidia_fs" not in modules:
-        return Obstacle("nvidia-fs is not loaded", "modprobe nvidia-fs")
-    if not any(name.startswith("nvidia-fs") for name in system.names("/dev")):
-        return Obstacle("nvidia-fs is loaded, but /dev/nvidia-fs* is missing here", _nodes_mend(system))
-    return None
 
 
 def p2pdma_obstacle(system: System) -> Obstacle | None:
@@ -55,10 +37,6 @@ def p2pdma_obstacle(system: System) -> Obstacle | None:
     if not _told_to_use_p2pdma(system):
         return Obstacle(f"{cufile_json_path(system)} does not set properties.use_pci_p2pdma", "set properties.use_pci_p2pdma to true")
     return None
-
-
-def _nodes_mend(system: System) -> str:
-    return "docker run --device=/dev/nvidia-fs0 ...   # one for each of them" if system.in_container() else "modprobe -r nvidia-fs && modprobe nvidia-fs"
 
 
 def _kernel_has_p2pdma(system: System) -> bool | None:

@@ -20,7 +20,7 @@ class RunChecks(msgspec.Struct, frozen=True, tag=True):
     settings: Settings
     volume_index: int | None = None
     first: int = 0
-    #: Set after the volume was seen to hang: checks that would touch it answer so.
+    #: Set after what the subject's checks ask (`Check.asks`) was seen to hang: those that would ask it answer so.
     hangs: bool = False
 
 

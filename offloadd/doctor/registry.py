@@ -14,13 +14,15 @@ Subject = TypeVar("Subject", Machine, Volume)
 
 @dataclass(frozen=True, slots=True)
 class Check(Generic[Subject]):
-    """`touches_volume`: asks the volume itself, so it is left out once the volume has been seen to hang."""
+    """`asks`: what it asks that may hang; once that was seen to, the checks that ask it are left out. Of one subject's checks all ask the same."""
 
     name: str
     group: str
     function: Callable[[System, Subject], Iterator[Finding]]
-    touches_volume: bool = False
+    asks: str = ""
 
+
+_NVML, _VOLUME = "the management library", "the volume"
 
 MACHINE_CHECKS: tuple[Check[Machine], ...] = (
     Check("config", "daemon", daemon.check_config),
@@ -35,14 +37,14 @@ MACHINE_CHECKS: tuple[Check[Machine], ...] = (
     Check("driver", "gpu", gpu.check_driver),
     Check("devices", "gpu", gpu.check_devices),
     Check("libcuda", "gpu", gpu.check_libcuda),
-    Check("nvml", "gpu", gpu_state.check_nvml),
-    Check("compute mode", "gpu", gpu_state.check_compute_mode),
+    Check("nvml", "gpu", gpu_state.check_nvml, asks=_NVML),
+    Check("compute mode", "gpu", gpu_state.check_compute_mode, asks=_NVML),
     Check("mps", "gpu", gpu_state.check_mps),
-    Check("bar1", "gpu", gpu_state.check_bar1),
-    Check("gpu memory", "gpu", gpu_state.check_memory),
-    Check("mig", "gpu", gpu_state.check_mig),
-    Check("persistence", "gpu", gpu_state.check_persistence),
-    Check("ecc", "gpu", gpu_state.check_ecc),
+    Check("bar1", "gpu", gpu_state.check_bar1, asks=_NVML),
+    Check("gpu memory", "gpu", gpu_state.check_memory, asks=_NVML),
+    Check("mig", "gpu", gpu_state.check_mig, asks=_NVML),
+    Check("persistence", "gpu", gpu_state.check_persistence, asks=_NVML),
+    Check("ecc", "gpu", gpu_state.check_ecc, asks=_NVML),
     Check("nvidia-fs", "gds", gds.check_nvidia_fs),
     Check("p2pdma", "gds", gds.check_p2pdma),
     Check("libcufile", "gds", gds.check_libcufile),
@@ -58,10 +60,10 @@ MACHINE_CHECKS: tuple[Check[Machine], ...] = (
 
 #: The group of a volume's findings is `volume PATH`. Checks that ask the volume come first: what they find says how to read the others.
 VOLUME_CHECKS: tuple[Check[Volume], ...] = (
-    Check("file", "volume", volume.check_file, touches_volume=True),
-    Check("superblock", "volume", volume.check_superblock, touches_volume=True),
-    Check("direct I/O", "volume", volume.check_direct_io, touches_volume=True),
-    Check("space", "volume", volume.check_space, touches_volume=True),
+    Check("file", "volume", volume.check_file, asks=_VOLUME),
+    Check("superblock", "volume", volume.check_superblock, asks=_VOLUME),
+    Check("direct I/O", "volume", volume.check_direct_io, asks=_VOLUME),
+    Check("space", "volume", volume.check_space, asks=_VOLUME),
     Check("file system", "volume", device.check_file_system),
     Check("stack", "volume", device.check_stack),
     Check("paths", "volume", device.check_paths),

@@ -4,7 +4,7 @@ A process, not a thread: a thread that waits for a dead volume is in D state and
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,15 +33,17 @@ def run_checks(task: RunChecks) -> Iterator[Checked]:
     """The findings of each check in turn; what a check raises becomes a finding."""
     system = System(root=Path(task.root), environment=task.environment)
     if task.volume_index is None:
-        for machine_check in MACHINE_CHECKS[task.first :]:
-            yield Checked(_run(machine_check, system, Machine(task.settings)))
-        return
-    volume = Volume(task.settings, task.settings.volumes[task.volume_index], follow_links=not task.hangs)
-    for check in VOLUME_CHECKS[task.first :]:
-        if task.hangs and check.touches_volume:
-            yield Checked([not_applicable("not tried: the volume hangs")])
+        yield from _run_all(MACHINE_CHECKS, system, Machine(task.settings), task)
+    else:
+        yield from _run_all(VOLUME_CHECKS, system, Volume(task.settings, task.settings.volumes[task.volume_index], follow_links=not task.hangs), task)
+
+
+def _run_all(checks: Sequence[Check[Subject]], system: System, subject: Subject, task: RunChecks) -> Iterator[Checked]:
+    for check in checks[task.first :]:
+        if task.hangs and check.asks:
+            yield Checked([not_applicable(f"not tried: {check.asks} hangs")])
         else:
-            yield Checked(_run(check, system, volume))
+            yield Checked(_run(check, system, subject))
 
 
 def _run(check: Check[Subject], system: System, subject: Subject) -> list[Finding]:

@@ -1,1 +1,1 @@
-"""What the kernel tells of the machine in files that never hang: its mounts and block devices."""
+"""The machine as its files under /proc, /sys and /dev tell, under a root that tests replace."""

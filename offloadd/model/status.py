@@ -17,6 +17,9 @@ CODE_OF: dict[type[OffloaddError], str] = {
     errors.DaemonFailed: "INTERNAL",
 }
 
+#: Key of the trailing metadata that say after how many milliseconds a refused call may be repeated.
+RETRY_AFTER_KEY = "offloadd-retry-after-ms"
+
 _CLASS_OF: dict[str, type[OffloaddError]] = {code: kind for kind, code in CODE_OF.items()} | {
     # gRPC itself gives these. A call that the transport cancelled was cut off by a daemon that stops; nobody cancels calls by gRPC on purpose.
     "CANCELLED": errors.Unavailable,

@@ -17,7 +17,7 @@ def _payloads(tools: Tools, piece: Slice) -> Payloads:
 
 def evict(tools: Tools, piece: Slice) -> None:
     """Region → arena slot."""
-    if take_over(tools, piece, _payloads(tools, piece)):
+    if take_over(tools, piece, _payloads(tools, piece), is_last=True):
         piece.spent_on_checksum()
 
 

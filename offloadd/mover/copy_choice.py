@@ -115,9 +115,12 @@ class CopyChoice:
         return (kernels, chosen.kernels_bytes_per_s) if chosen is not None and chosen.kernels else (None, 0.0)
 
     def blame(self, why: str) -> None:
-        """The context is lost. If kernels may be why, tell: the next mover shall go without them, lest it end the same way, and the next again."""
-        if self._mode == "auto" and (self._measuring or any(chosen.kernels for chosen in list(self._chosen.values()))):
-            self._tell(KernelsFailed(why=why))
+        """The context is lost. If kernels may be why, tell: later movers shall not end the same way, one after the other."""
+        if self._mode != "auto":
+            return
+        chosen = any(chosen.kernels for chosen in list(self._chosen.values()))
+        if chosen or self._measuring:
+            self._tell(KernelsFailed(why=why, chosen=chosen))
 
     def _measure_all(self) -> None:
         try:

@@ -33,7 +33,7 @@ from offloadd.mover.arena import Arena
 from offloadd.mover.copy_choice import CopyChoice, Mode
 from offloadd.mover.cuda_events import RegionEvents
 from offloadd.mover.device import Bench, make_all
-from offloadd.mover.messages import ChunkPiece, CopiesChosen, GpuFacts, KernelsFailed, OwnPiece, Piece
+from offloadd.mover.messages import ArenaLocked, ChunkPiece, CopiesChosen, GpuFacts, KernelsFailed, OwnPiece, Piece
 from offloadd.mover.pageable import Through, gather_through, scatter_through
 from offloadd.mover.volume import Volume
 from offloadd.transfer.checksum import crc32c
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 Indices = npt.NDArray[Any]
 #: `CopyEngines.gather` or `CopyEngines.scatter`.
 Queue = Callable[..., None]
+
+#: What the front is told without having asked.
+Told = ArenaLocked | CopiesChosen | KernelsFailed
 
 #: A copy of a slice takes milliseconds. One that takes this long will not end, and only the end of the process makes the driver let go of engine memory.
 COPY_TIMEOUT_S = 20.0
@@ -183,8 +186,8 @@ class CudaDevice:
     paths = ("bounce", "ddr", "gds")
     copies_by = ""
 
-    def __init__(self, selector: str, *, copies: Mode = "engines", tell: Callable[[CopiesChosen | KernelsFailed], None] = lambda _: None) -> None:
-        """`copies` and `tell`: see `CopyChoice`."""
+    def __init__(self, selector: str, *, copies: Mode = "engines", tell: Callable[[Told], None] = lambda _: None) -> None:
+        """`copies`: see `CopyChoice`. `tell`: the front, from any thread."""
         uuid = Device.uuid_of(selector)
         before = read_memory_use(uuid)
         self.device = Device.open(selector)
@@ -208,6 +211,7 @@ class CudaDevice:
         self.probing = threading.Lock()
         self._gds: tuple[Gds, DeviceKernels] | GdsUnavailable | None = None
         self._arena: LockedChunks | None = None
+        self._tell = tell
 
     def map_region(self, layout: Layout, memory_bytes: tuple[int, ...], fds: Sequence[int], pieces: Sequence[Piece]) -> CudaMappedRegion:
         """See `MoverDevice`: memory by CUDA IPC handles and in chunks. Every plane is checked against what the driver says that the allocation has."""
@@ -239,12 +243,11 @@ class CudaDevice:
             close_all(memories)
             raise
 
-    def benches(self, path: str, volume: Volume | None, count: int, size_bytes: int) -> Sequence[Bench]:
+    def benches(self, path: str, volume: Volume, count: int, size_bytes: int) -> Sequence[Bench]:
         """See `MoverDevice`."""
         if path == "gds":
             from offloadd.mover.gds_bench import open_gds_benches
 
-            assert volume is not None
             return open_gds_benches(self, volume, count, size_bytes)
         return self._pinned(count, size_bytes)
 
@@ -273,11 +276,12 @@ class CudaDevice:
         order = sorted(range(len(arena.chunks)), key=lambda number: arena.chunks[number].node != memory_node)
 
         def lock() -> None:
+            why = ""
             try:
                 chunks.lock(order)
             except CudaError as error:
-                text = f"{chunks.locked_bytes} of {chunks.size_bytes} bytes of the arena are page-locked, copies to the others are slower: {error}"
-                print(f"mover: {text}", file=sys.stderr, flush=True)
+                why = str(error)
+            self._tell(ArenaLocked(locked_bytes=chunks.locked_bytes, arena_bytes=chunks.size_bytes, why=why))
 
         threading.Thread(target=lock, name="arena-lock", daemon=True).start()
 

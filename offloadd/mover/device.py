@@ -92,8 +92,8 @@ class MoverDevice(Protocol):
         Raises InvalidRequest, OSError or ValueError; nothing is mapped then.
         """
 
-    def benches(self, path: str, volume: Volume | None, count: int, size_bytes: int) -> Sequence[Bench]:
-        """For the threads of a lane that goes this way (to `volume`), with staging slots of `size_bytes`. Raises OSError; nothing is held then."""
+    def benches(self, path: str, volume: Volume, count: int, size_bytes: int) -> Sequence[Bench]:
+        """For the threads of a lane that goes this way to `volume`, with staging slots of `size_bytes`. Raises OSError; nothing is held then."""
 
     def adopt_arena(self, arena: Arena, memory_node: int) -> None:
         """The arena was mapped: prepare it for this device's copies, in the background if that takes long; what lies on `memory_node` first."""
@@ -183,7 +183,7 @@ class HostDevice:
             mapping.close()
             raise
 
-    def benches(self, path: str, volume: Volume | None, count: int, size_bytes: int) -> Sequence[Mapping]:
+    def benches(self, path: str, volume: Volume, count: int, size_bytes: int) -> Sequence[Mapping]:
         """See `MoverDevice`."""
         return make_all(count, lambda: map_private(size_bytes))
 

@@ -34,8 +34,11 @@ def _can_check(regions: Regions) -> bool:
     return all(region.checks for region in regions.values())
 
 
-def take_over(tools: Tools, piece: Slice, target: Payloads) -> bool:
-    """Copy every block to its place, tell the front, and set the slice's checksums. False: fenced, and no byte was copied."""
+def take_over(tools: Tools, piece: Slice, target: Payloads, *, is_last: bool = False) -> bool:
+    """Copy every block to its place, tell the front, and set the slice's checksums. False: fenced, and no byte was copied.
+
+    `is_last`: nothing comes after it, so that the slice's end tells of the copies, too, if no time passes between them.
+    """
     count = len(piece.records)
     checks = None
     with tools.memories.engine.borrow(piece.job.move, piece.regions) as regions:
@@ -48,7 +51,7 @@ def take_over(tools: Tools, piece: Slice, target: Payloads) -> bool:
             if piece.sampled(index) and differs_in_engine(piece, regions, index, _payload(piece, target, index)):
                 piece.reasons[index] = Reason.TARGET_MISMATCH
     piece.spent_on_copy(checksum_ns=checks.spent_ns if checks else 0)
-    if piece.good().size:
+    if piece.good().size and not (is_last and checks):
         tools.send(Copied(job=piece.job.job, count=int(piece.good().size)))
     if checks is None:
         for index in range(count):

@@ -65,6 +65,7 @@ class Lane:
         self._volume = volume
         self._thread_count = thread_count
         self._staging_slot_bytes = staging_slot_bytes
+        #: One a thread; none in the arena's lane, whose slots are copied where they lie.
         self._benches: Sequence[Bench] = ()
         self._threads: list[threading.Thread] = []
         self._changed = threading.Condition()
@@ -82,12 +83,12 @@ class Lane:
     def open(self) -> None:
         """Make a staging slot for each thread of a volume's lane, and start the threads. Raises OSError; the lane is closed then."""
         try:
-            size_bytes = self._staging_slot_bytes if self._volume is not None else 1
-            self._benches = self._memories.device.benches(self._path, self._volume, self._thread_count, size_bytes)
+            if self._volume is not None:
+                self._benches = self._memories.device.benches(self._path, self._volume, self._thread_count, self._staging_slot_bytes)
         except OSError:
             self._close()
             raise
-        for index, bench in enumerate(self._benches):
+        for index, bench in enumerate(self._benches or [None] * self._thread_count):
             tools = Tools(memories=self._memories, path=self._path, bench=bench, volume=self._volume, send=self._send)
             # Daemon threads: a thread that a lost volume holds in the kernel must not keep the process from ending.
             thread = threading.Thread(target=self._work, args=(tools,), name=f"lane-{self._number}-{index}", daemon=True)

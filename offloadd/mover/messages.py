@@ -101,7 +101,7 @@ class ArenaPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MapArena(msgspec.Struct, frozen=True, tag=True):
-    """Map the arena (one descriptor). Answered by `Mapped` with region 0.
+    """Map the arena (one descriptor). Answered by `Mapped` with region 0, and by a GPU's mover later by `ArenaLocked`.
 
     `parts`: all of it, in its order; empty where no node is to be preferred. No slot crosses a multiple of `slab_bytes`.
     """
@@ -213,6 +213,15 @@ class Fenced(msgspec.Struct, frozen=True, tag=True):
     move: int
 
 
+class ArenaLocked(msgspec.Struct, frozen=True, tag=True):
+    """A GPU's mover page-locks no more of the arena: `locked_bytes` of `arena_bytes` are, and if not all of them, `why` says what stood in the way. Copies to
+    and from the others are slower, and as right."""
+
+    locked_bytes: int
+    arena_bytes: int
+    why: str = ""
+
+
 class ChosenMove(msgspec.Struct, frozen=True, array_like=True):
     """How moves in one direction, with places on the host or the GPU, go: by kernels or by the copy engines, and their measured rates (0: not measured)."""
 
@@ -231,15 +240,17 @@ class CopiesChosen(msgspec.Struct, frozen=True, tag=True):
 
 
 class KernelsFailed(msgspec.Struct, frozen=True, tag=True):
-    """The last message of a mover whose context was lost while kernels copied: movers that are started later shall go by the copy engines alone."""
+    """The last message of a mover whose context was lost while kernels copied. `chosen`: they were chosen by then, so movers that are started later shall go by
+    the copy engines alone. Otherwise they were only being measured, perhaps beside whatever was to blame: the next mover may measure again."""
 
     why: str
+    chosen: bool
 
 
 #: Front → mover, on the control socket.
 Control = Descriptors | MapRegion | UnmapRegion | MapArena | AddLane | FenceMove | ForgetMove | Shutdown
 #: Mover → front, on the control socket.
-ControlAnswer = Hello | Mapped | NotMapped | Unmapped | LaneReady | LaneRefused | Fenced | CopiesChosen | KernelsFailed
+ControlAnswer = Hello | Mapped | NotMapped | Unmapped | LaneReady | LaneRefused | Fenced | ArenaLocked | CopiesChosen | KernelsFailed
 
 
 class Job(msgspec.Struct, frozen=True, tag=True):

@@ -31,20 +31,22 @@ class Memories:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """One thread's tools in a lane that goes by `path`. `bench` is its own; `volume` is None in the arena's lane.
+    """One thread's tools in a lane that goes by `path`. `bench` is its own; `volume` and `bench` are None in the arena's lane.
 
     `send` raises OSError when the front is gone.
     """
 
     memories: Memories
     path: str
-    bench: Bench
+    bench: Bench | None
     volume: Volume | None
     send: Callable[[LaneAnswer], None]
 
     @property
     def staging(self) -> Bytes:
-        """The thread's staging slot in memory of the host."""
+        """The thread's staging slot in memory of the host; ValueError for a volume job in the arena's lane."""
+        if self.bench is None:
+            raise ValueError("a volume job came to a lane without staging slots")
         return self.bench.bytes
 
     def the_volume(self) -> Volume:

@@ -218,6 +218,7 @@ class Lane:
             pending.move.on_slice(answer, self._ways[answer.way], count)
             return
         self._forget(answer.job)
+        pending.move.on_job_over(answer.job)
         pending.move.on_slice(answer, self._ways[answer.way], count)
         self._pump()
 

@@ -12,6 +12,7 @@ from offloadd.ipc.channel import FDS_MAX, socket_pair
 from offloadd.model.region import Layout
 from offloadd.mover.messages import (
     AddLane,
+    ArenaLocked,
     ChosenMove,
     ControlAnswer,
     CopiesChosen,
@@ -45,6 +46,17 @@ ARENA_REGION = 0
 #: being replaced) passes within seconds or not for hours, and a try is a process that starts and asks the driver: a minute costs little and is soon enough.
 RETRY_PAUSE_S = 1.0
 RETRY_PAUSE_MAX_S = 60.0
+
+#: From the start of a GPU's mover to its first word, after which its driver is taken to hang. Without its persistence daemon a driver initializes the GPUs of
+#: the node first, which takes seconds, not minutes; a longer limit would only let a hung one wait.
+HELLO_TIMEOUT_S = 60.0
+
+#: Movers in a row whose context was lost while they measured kernels. Whatever else loses a context (an error of the GPU, a peer under MPS) hardly does it
+#: twice in those milliseconds, and engines need a mover that stays.
+MEASURED_LOSSES_MAX = 2
+
+#: What is logged when a GPU's mover page-locks no more of the arena.
+ARENA_LOCKED = "the arena was page-locked"
 
 log = structlog.get_logger()
 
@@ -100,6 +112,8 @@ class MoverLink:
         self._refuse = refuse
         self._options = _options(numa=numa, native_copies=native_copies)
         self._retry: asyncio.TimerHandle | None = None
+        #: Until the process says hello, if it is a GPU's.
+        self._silence: asyncio.TimerHandle | None = None
         self._retry_pause_s = RETRY_PAUSE_S
         #: What the mover said of its device; None before it has.
         self.hello: Hello | None = None
@@ -113,6 +127,8 @@ class MoverLink:
             environment=environment,
             arguments=_arguments(device, copies, self._options),
         )
+        #: Movers so far, one after the other, whose context was lost while they measured what copies go by.
+        self._measured_losses = 0
         self._arena: ArenaMemory | None = None
         self._mappings: dict[int, Mapping] = {}
         self._lanes: dict[int, LaneSpec] = {}
@@ -238,6 +254,8 @@ class MoverLink:
     # -- the process -----------------------------------------------------------------------------------------------------------------
 
     def _tell(self) -> None:
+        if self.device != "host":
+            self._silence = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._unheard)
         if (arena := self._arena) is not None:
             message = MapArena(arena_bytes=arena.arena_bytes, huge_pages=arena.huge_pages, slab_bytes=arena.slab_bytes, parts=arena.parts)
             self.process.send(message, (arena.fd,))
@@ -264,32 +282,64 @@ class MoverLink:
                 self._lane_settled(message.lane, message.why)
             case Fenced():
                 _resolve(self._fencing.pop(message.move, None))
+            case ArenaLocked():
+                told = {"device": self.device, "locked_bytes": message.locked_bytes, "arena_bytes": message.arena_bytes}
+                if message.why:
+                    log.warning(ARENA_LOCKED, **told, error=f"copies to and from the others are slower: {message.why}")
+                else:
+                    log.info(ARENA_LOCKED, **told)
             case CopiesChosen():
                 log.info(
                     "copies were chosen", device=self.device, shape=message.shape or "all", moves=[_told(move) for move in message.moves], note=message.note
                 )
+                if message.moves:
+                    self._measured_losses = 0
             case KernelsFailed():
-                log.warning("kernels failed; later movers go by the copy engines", device=self.device, error=message.why)
-                self.process.arguments = _arguments(self.device, "engines", self._options)
+                self._kernels_failed(message)
+
+    def _kernels_failed(self, message: KernelsFailed) -> None:
+        self._measured_losses += 1
+        if not message.chosen and self._measured_losses < MEASURED_LOSSES_MAX:
+            log.warning("the context was lost while copies were measured; the next mover measures them again", device=self.device, error=message.why)
+            return
+        log.warning("kernels failed; later movers go by the copy engines", device=self.device, error=message.why)
+        self.process.arguments = _arguments(self.device, "engines", self._options)
 
     @property
     def _note(self) -> str:
         return self.hello.note if self.hello is not None else ""
 
-    def _greeted(self, hello: Hello) -> None:
+    def _unheard(self) -> None:
+        note = f"its driver has not answered within {HELLO_TIMEOUT_S:g} s: it hangs, or is very slow to initialize (nvidia-persistenced keeps it ready)"
+        # It may still answer in the pause, and is taken then.
+        self._unusable(Hello(pid=self.process.pid, paths=(), note=note), self.process.replace)
+
+    def _unusable(self, hello: Hello, renew: Callable[[], None]) -> None:
         before, self.hello = self._note, hello
-        if not hello.note and (why := self._refuse(hello.uuid)):
+        if hello.note != before:
+            log.warning("the device can't be used; trying again with growing pauses", device=self.device, error=hello.note)
+        # A process of its own for each try: a driver that has failed to start in one does not start in it later.
+        self._retry = asyncio.get_running_loop().call_later(self._retry_pause_s, renew)
+        self._retry_pause_s = min(2 * self._retry_pause_s, RETRY_PAUSE_MAX_S)
+
+    def _greeted(self, hello: Hello) -> None:
+        self._end_timers()
+        if hello.note:
+            self._unusable(hello, lambda: self.process.renew(Shutdown()))
+            return
+        self.hello = hello
+        if why := self._refuse(hello.uuid):
             self._give_up(why)
-        elif hello.note:
-            if hello.note != before:
-                log.warning("the device can't be used; trying again with growing pauses", device=self.device, error=hello.note)
-            # A process of its own for each try: a driver that has failed to start in one does not start in it later.
-            self._retry = asyncio.get_running_loop().call_later(self._retry_pause_s, self.process.renew, Shutdown())
-            self._retry_pause_s = min(2 * self._retry_pause_s, RETRY_PAUSE_MAX_S)
         else:
             self._retry_pause_s = RETRY_PAUSE_S
             more = {name: text for name, text in (("placement", hello.placement), ("copies_by", hello.copies_by)) if text}
             log.info("mover is up", device=self.device, uuid=hello.uuid, pid=hello.pid, paths=list(hello.paths), **more)
+
+    def _end_timers(self) -> None:
+        for timer in (self._retry, self._silence):
+            if timer is not None:
+                timer.cancel()
+        self._retry = self._silence = None
 
     def _give_up(self, why: str) -> None:
         """Serve the device no more: its process ends, and with it what it holds of the GPU."""
@@ -315,9 +365,7 @@ class MoverLink:
         self._lanes[lane].on_settled(why)
 
     def _on_lost(self) -> None:
-        if self._retry is not None:
-            self._retry.cancel()
-            self._retry = None
+        self._end_timers()
         # A dead process maps and copies nothing: fences and unmaps hold; a region that was being mapped is not.
         self._settled.clear()
         for future in (*list(self._unmapping.values()), *self._fencing.values()):

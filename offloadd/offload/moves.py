@@ -128,6 +128,11 @@ class Move:
             self.copied = True
             self.wake.set()
 
+    def on_job_over(self, job: int) -> None:
+        """All blocks of a job have results: its sources are free, whether or not that was told before."""
+        if self._uncopied.pop(job, None) is not None and not self._uncopied:
+            self.copied = True
+
     @property
     def reasons(self) -> npt.NDArray[np.uint32]:
         """By block: 0 moved, PENDING, else a `Reason`. Writable."""

@@ -130,6 +130,12 @@ class WorkerProcess(Generic[Incoming]):
             self._renewing = True
             self.send(farewell)
 
+    def replace(self) -> None:
+        """As `renew`, by SIGKILL: for a process that does not read its messages. One that is stuck in the kernel ends when that lets go of it."""
+        if self._channel is not None and self._process is not None:
+            self._renewing = True
+            self._process.kill()
+
     def expect_exit(self) -> None:
         """The process will end by itself: do not start it again."""
         self._stopping = True

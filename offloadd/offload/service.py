@@ -52,6 +52,8 @@ VOLUME_OPEN_WAIT_S = 2.0
 #: As long for a CUDA context: 0.2 to 2 s each where drivers are well.
 GPU_OPEN_WAIT_S = 10.0
 DRAIN_TIMEOUT_S = 60.0
+#: How long requests may go on after a drain has begun.
+DRAIN_GRACE_S = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,17 +392,36 @@ class Offload:
         self.core.draining = True
         spilled = 0
         await self.measurer.stop()
+        await self._end_requests()
         try:
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
-                await self.core.idle()
                 task = self.spiller.spill(self.core.catalog.arena_only(held=True))
                 if task is not None:
                     spilled = await task
         except TimeoutError:
-            log.warning("drain timed out; blocks in the arena are lost", timeout_s=DRAIN_TIMEOUT_S, waiting=len(self.core.active))
-        for volume in self.core.volumes:
-            await volume.close(timeout_s=DRAIN_TIMEOUT_S)
+            log.warning("kept blocks could not be spilled in time; those in the arena are lost", timeout_s=DRAIN_TIMEOUT_S)
+        await asyncio.gather(*(volume.close(timeout_s=DRAIN_TIMEOUT_S) for volume in self.core.volumes))
         return spilled
+
+    async def _end_requests(self) -> None:
+        """Requests that run may end by themselves for some time; the others are answered as cancelled. None of them may be without an answer."""
+        if await self._idle_within(DRAIN_GRACE_S):
+            return
+        waiting = list(self.core.active.values())
+        log.warning("ending requests that are not over", waiting=len(waiting), waited_s=DRAIN_GRACE_S)
+        for active in waiting:
+            active.stop(Reason.CANCELLED)
+        if not await self._idle_within(DRAIN_GRACE_S):
+            # Of a worker that does not answer. What it does to slots that no block was published in is nobody's loss.
+            log.warning("going on without what does not end", waiting=len(self.core.active), waited_s=DRAIN_GRACE_S)
+
+    async def _idle_within(self, limit_s: float) -> bool:
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.core.idle()
+        except TimeoutError:
+            return False
+        return True
 
     async def stop(self) -> None:
         """Drain, then end the mover."""

@@ -9,7 +9,7 @@ import hmac
 import os
 import resource
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from offloadd.errors import InvalidRequest, LimitExceeded, UnknownSession
@@ -93,13 +93,16 @@ class SessionTable:
         memories_per_session_max: int,
         on_end: Callable[[Session], None],
         chunks_per_session_max: int = CHUNKS_PER_SESSION_MAX,
-        chunks_max: int | None = None,
+        memory_files_max: int | None = None,
     ) -> None:
-        """`chunks_max`: chunks of all sessions; half of the files that the process may open if None, so that sockets and volumes find theirs."""
+        """`memory_files_max`: descriptors of memories (memfds and chunks) of all sessions; half of the files that the process may open if None, so that sockets
+        and volumes find theirs."""
         self.sessions_max = sessions_max
         self.memories_per_session_max = memories_per_session_max
         self.chunks_per_session_max = chunks_per_session_max
-        self.chunks_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 if chunks_max is None else chunks_max
+        self.memory_files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 if memory_files_max is None else memory_files_max
+        #: Descriptors of all memories that are held.
+        self._memory_file_count = 0
         self._on_end = on_end
         #: By SHA-256 of the token: what a lookup's time tells about the digests in the table tells nothing about a token.
         self._by_digest: dict[bytes, Session] = {}
@@ -160,16 +163,10 @@ class SessionTable:
     def attach_device_memory(self, session: Session, fds: tuple[int, ...], memory_bytes: int, chunks: DeviceChunks) -> bytes:
         """As `attach_memory`, for GPU memory: one descriptor a chunk. Raises InvalidRequest (device_uuid), too."""
         _refuse_bad_name("device_uuid", chunks.device_uuid)
-        held = _chunk_count([session])
+        held = _chunk_count(session)
         if held + len(fds) > self.chunks_per_session_max:
             raise LimitExceeded(
                 f"session {session.name} has {held} chunks of GPU memory and hands over {len(fds)}; chunks_per_session_max is {self.chunks_per_session_max}"
-            )
-        held = _chunk_count(self.sessions)
-        if held + len(fds) > self.chunks_max:
-            raise LimitExceeded(
-                f"all sessions have {held} chunks of GPU memory and session {session.name} hands over {len(fds)}; {self.chunks_max} is the most, half of the "
-                "files that the daemon may open (RLIMIT_NOFILE)"
             )
         return self._attach(session, AttachedMemory(fds, memory_bytes, chunks))
 
@@ -177,6 +174,12 @@ class SessionTable:
         self._refuse_ended(session)
         if len(session.memories) >= self.memories_per_session_max:
             raise LimitExceeded(f"session {session.name} has {len(session.memories)} memories; memories_per_session_max is {self.memories_per_session_max}")
+        if self._memory_file_count + len(memory.fds) > self.memory_files_max:
+            raise LimitExceeded(
+                f"all sessions have {self._memory_file_count} descriptors of memories and session {session.name} hands over {len(memory.fds)}; "
+                f"{self.memory_files_max} is the most, half of the files that the daemon may open (RLIMIT_NOFILE)"
+            )
+        self._memory_file_count += len(memory.fds)
         memory_id = secrets.token_bytes(16)
         session.memories[memory_id] = memory
         return memory_id
@@ -220,7 +223,7 @@ class SessionTable:
             self._on_end(session)
         finally:
             for memory in session.memories.values():
-                _close(memory)
+                self._close(memory)
             session.memories.clear()
             listeners, session.at_end = session.at_end, []
             for listener in listeners:
@@ -235,27 +238,28 @@ class SessionTable:
         assert all(instance.sessions and instance.key == key for key, instance in self._instances.items())
         assert not any(session.ended for session in held)
         assert all(len(session.memories) <= self.memories_per_session_max for session in held)
-        assert all(_chunk_count([session]) <= self.chunks_per_session_max for session in held) and _chunk_count(held) <= self.chunks_max
+        assert all(_chunk_count(session) <= self.chunks_per_session_max for session in held)
+        file_count = sum(len(memory.fds) for session in held for memory in session.memories.values())
+        assert file_count == self._memory_file_count <= self.memory_files_max
 
     @staticmethod
     def _refuse_ended(session: Session) -> None:
         if session.ended:
             raise UnknownSession(f"session {session.name} has ended; attach again")
 
-    @staticmethod
-    def _close_if_idle(session: Session, memory_id: bytes, memory: AttachedMemory) -> None:
+    def _close_if_idle(self, session: Session, memory_id: bytes, memory: AttachedMemory) -> None:
         if memory.detached and memory.use_count == 0:
             del session.memories[memory_id]
-            _close(memory)
+            self._close(memory)
+
+    def _close(self, memory: AttachedMemory) -> None:
+        self._memory_file_count -= len(memory.fds)
+        for fd in memory.fds:
+            os.close(fd)
 
 
-def _chunk_count(sessions: Iterable[Session]) -> int:
-    return sum(len(memory.fds) for session in sessions for memory in session.memories.values() if memory.chunks is not None)
-
-
-def _close(memory: AttachedMemory) -> None:
-    for fd in memory.fds:
-        os.close(fd)
+def _chunk_count(session: Session) -> int:
+    return sum(len(memory.fds) for memory in session.memories.values() if memory.chunks is not None)
 
 
 def _digest(token: str) -> bytes:

@@ -41,7 +41,7 @@ from offloadd.keeper.messages import (
     SummaryPart,
     VolumeOpened,
 )
-from offloadd.machine.block import paths_of
+from offloadd.machine.place import nvme_paths
 from offloadd.machine.system import System
 from offloadd.model.slots import FLAG_KEEP
 from offloadd.offload.keeper_requests import CUT_WAIT_S, KeeperRequests
@@ -147,7 +147,7 @@ class VolumeLink:
     @property
     def nvme_paths(self) -> str:
         """The NVMe controllers behind it with their states, for people."""
-        return paths_of(System(), self.options.path) or "none"
+        return nvme_paths(System(), self.options.path) or "none"
 
     @property
     def serving(self) -> bool:

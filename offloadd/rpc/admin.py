@@ -1,7 +1,8 @@
 """The operators' service."""
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -21,12 +22,24 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """Serves `offloadd.v1.AdminService`. `counters()` gives (name, value) pairs; `on_drained()` is told after a drain, to end the process."""
+    """Serves `offloadd.v1.AdminService`.
 
-    def __init__(self, offload: Offload, *, counters: Callable[[], list[tuple[str, int]]], on_drained: Callable[[], None]) -> None:
+    `counters()` gives (name, value) pairs. `on_drain()` is awaited before a drain; `on_drained()` is told after it, to end the process.
+    """
+
+    def __init__(
+        self,
+        offload: Offload,
+        *,
+        counters: Callable[[], list[tuple[str, int]]],
+        on_drain: Callable[[], Awaitable[None]],
+        on_drained: Callable[[], None],
+    ) -> None:
         self._offload = offload
         self._counters = counters
+        self._on_drain = on_drain
         self._on_drained = on_drained
+        self._draining: asyncio.Task[int] | None = None
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
         """See the protocol."""
@@ -82,9 +95,16 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """See the protocol."""
-        spilled = await self._offload.drain()
-        self._on_drained()
-        return pb.DrainResponse(spilled_count=spilled)
+        # Begun is begun: a caller who does not wait for the end must not leave a daemon that refuses everything and never ends.
+        self._draining = self._draining or asyncio.get_running_loop().create_task(self._drain())
+        return pb.DrainResponse(spilled_count=await asyncio.shield(self._draining))
+
+    async def _drain(self) -> int:
+        try:
+            await self._on_drain()
+            return await self._offload.drain()
+        finally:
+            self._on_drained()
 
     async def DropNamespace(self, request: pb.DropNamespaceRequest, context: Context) -> pb.DropNamespaceResponse:
         """See the protocol."""

@@ -9,12 +9,15 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from offloadd.rpc.admin import AdminServicer
-from offloadd.rpc.interceptor import ErrorInterceptor
+from offloadd.rpc.interceptor import CallGate, ErrorInterceptor
 from offloadd.rpc.servicer import OffloadServicer
 from offloadd.v1 import admin_pb2, admin_pb2_grpc, offload_pb2, offload_pb2_grpc
 
 OFFLOAD_SERVICE = offload_pb2.DESCRIPTOR.services_by_name["OffloadService"].full_name
 ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+
+#: As many as sessions, for which there is a limit of their own, and for as long as these live.
+_UNCOUNTED = frozenset({f"/{OFFLOAD_SERVICE}/OpenSession"})
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -28,8 +31,8 @@ class GrpcServer:
         self._mode = mode
         self.health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
-            interceptors=[ErrorInterceptor()],
-            maximum_concurrent_rpcs=calls_max,
+            # Not maximum_concurrent_rpcs: that limit refuses health checks, too, and says nothing of a retry.
+            interceptors=[ErrorInterceptor(CallGate(calls_max), _UNCOUNTED)],
             options=[
                 ("grpc.max_receive_message_length", message_bytes_max),
                 ("grpc.max_send_message_length", message_bytes_max),

@@ -87,8 +87,10 @@ static Crc crc_of = crc_by_bytes;
 static Copy copy_past_caches = copy_plain;
 static const char *ways = "portable C";
 
-#if defined(__x86_64__)
-#include <immintrin.h>
+/* Tests build it for less than the CPU has: vectors of 128, 256 or 512 bits, 0 for portable C. */
+#ifndef WIDEST
+#define WIDEST 512
+#endif
 
 static inline uint64_t word_at(const uint8_t *data) {
     uint64_t word;
@@ -100,24 +102,29 @@ static inline uint32_t past_lane(uint32_t state) {
     return lane_table[0][state & 255] ^ lane_table[1][state >> 8 & 255] ^ lane_table[2][state >> 16 & 255] ^ lane_table[3][state >> 24];
 }
 
-__attribute__((target("sse4.2"))) static uint32_t crc_by_words(uint32_t state, const uint8_t *data, size_t size) {
-    while (size >= 3 * LANE) {
-        uint64_t a = state, b = 0, c = 0;
-        for (size_t i = 0; i < LANE; i += 8) {
-            a = _mm_crc32_u64(a, word_at(data + i));
-            b = _mm_crc32_u64(b, word_at(data + LANE + i));
-            c = _mm_crc32_u64(c, word_at(data + 2 * LANE + i));
-        }
-        state = past_lane(past_lane((uint32_t)a) ^ (uint32_t)b) ^ (uint32_t)c;
-        data += 3 * LANE;
-        size -= 3 * LANE;
+/* By the CPU's instruction for 8 bytes and that for one. */
+#define CRC_BY_WORDS(TARGET, OF_WORD, OF_BYTE)                                                                       \
+    __attribute__((target(TARGET))) static uint32_t crc_by_words(uint32_t state, const uint8_t *data, size_t size) { \
+        while (size >= 3 * LANE) {                                                                                   \
+            uint32_t a = state, b = 0, c = 0;                                                                        \
+            for (size_t i = 0; i < LANE; i += 8) {                                                                   \
+                a = (uint32_t)OF_WORD(a, word_at(data + i));                                                         \
+                b = (uint32_t)OF_WORD(b, word_at(data + LANE + i));                                                  \
+                c = (uint32_t)OF_WORD(c, word_at(data + 2 * LANE + i));                                              \
+            }                                                                                                        \
+            state = past_lane(past_lane(a) ^ b) ^ c;                                                                 \
+            data += 3 * LANE;                                                                                        \
+            size -= 3 * LANE;                                                                                        \
+        }                                                                                                            \
+        for (; size >= 8; data += 8, size -= 8) state = (uint32_t)OF_WORD(state, word_at(data));                     \
+        for (; size; data++, size--) state = OF_BYTE(state, *data);                                                  \
+        return state;                                                                                                \
     }
-    uint64_t wide = state;
-    for (; size >= 8; data += 8, size -= 8) wide = _mm_crc32_u64(wide, word_at(data));
-    state = (uint32_t)wide;
-    for (; size; data++, size--) state = _mm_crc32_u8(state, *data);
-    return state;
-}
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+CRC_BY_WORDS("sse4.2", _mm_crc32_u64, _mm_crc32_u8)
 
 /*
  * Folding by carry-less multiplication: a 128-bit lane that is moved over D bits of message is multiplied by x^D, its low half by x^(D+32) and its high half
@@ -172,11 +179,6 @@ COPY_LINES(copy_lines_128, "sse2", __m128i, _mm_loadu_si128, _mm_stream_si128)
 COPY_LINES(copy_lines_256, "avx2", __m256i, _mm256_loadu_si256, _mm256_stream_si256)
 COPY_LINES(copy_lines_512, "avx512f", __m512i, _mm512_loadu_si512, _mm512_stream_si512)
 
-/* Tests build it for less than the CPU has: 128, 256 or 512 bits, 0 for portable C. */
-#ifndef WIDEST
-#define WIDEST 512
-#endif
-
 static void choose(void) {
     __builtin_cpu_init();
     if (WIDEST < 128) return;
@@ -194,6 +196,20 @@ static void choose(void) {
 
 /* Non-temporal stores may become visible late: whoever is told that the copy has ended must see its bytes. */
 static inline void settle(void) { _mm_sfence(); }
+
+#elif defined(__aarch64__)
+#include <arm_acle.h>
+#include <sys/auxv.h>
+
+CRC_BY_WORDS("+crc", __crc32cd, __crc32cb)
+
+#define HAS_CRC32 (1ul << 7) /* HWCAP_CRC32 */
+
+static void choose(void) {
+    if (WIDEST >= 128 && getauxval(AT_HWCAP) & HAS_CRC32) crc_of = crc_by_words, ways = "ARMv8 CRC32";
+}
+
+static inline void settle(void) {}
 
 #else
 

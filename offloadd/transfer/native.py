@@ -5,6 +5,7 @@ three times as fast by it, and single payloads of 640 KiB half as fast again.
 """
 
 import ctypes
+import platform
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,6 +18,8 @@ from offloadd.transfer.gather import Checks, Indices, Payloads, Views, block_crc
 _MODULE = "offloadd.transfer._moves"
 #: What this module is written for; see INTERFACE in moves.c.
 _INTERFACE = 1
+#: `Library.ways` where it uses no instruction that not every CPU has.
+PORTABLE = "portable C"
 
 
 class NativeUnavailableError(Exception):
@@ -170,6 +173,9 @@ def load() -> Library:
         library = Library(spec.origin)
     except OSError as error:
         raise NativeUnavailableError(f"{spec.origin} can't be loaded: {error}") from error
+    if library.ways == PORTABLE:
+        # Its checksum, a byte at a time, is slower than the library's that NumPy's way uses.
+        raise NativeUnavailableError(f"it has no fast way for this CPU ({platform.machine()})")
     _prove(library)
     return library
 

@@ -74,8 +74,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stops taking new work, answers what runs, spills kept blocks to volumes, closes the volumes. Holds when it returns: the daemon is about to exit 0.
-        Idempotent.
+        """Health says NOT_SERVING, new work is refused, what runs is answered (as cancelled after some seconds), kept blocks are spilled to volumes, and these are
+        closed. Holds when it returns: the daemon is about to exit 0. Goes on when the caller goes away. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

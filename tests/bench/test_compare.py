@@ -220,6 +220,23 @@ def test_what_else_differs_is_said_before_the_figures(old: Path, new: Path, caps
     assert "only in the old result: gone" in rest and "only in the new result: come" in rest
 
 
+def test_a_figure_that_can_be_measured_no_more_is_worse_and_one_that_was_not_asked_for_is_not(old: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(old, Figure("it", 1.0, "ms"), Figure("restore by gds", 1.0, "GB/s"))
+    write(new, Figure("it", 1.0, "ms"))
+    assert main([str(old), str(new)]) == 0
+    assert "only in the old result: restore by gds" in capsys.readouterr().out
+    for fact in ("skipped: restore by gds", "failed: gds"):
+        write(new, Figure("it", 1.0, "ms"), facts={fact: "3 of 8 slices bounced"})
+        assert main([str(old), str(new)]) == 1
+        said = capsys.readouterr().out
+        assert "lost: restore by gds: was measured, is not" in said and "is 3 of 8 slices bounced" in said and "only in the old" not in said
+        # It could not be before.
+        write(old, Figure("it", 1.0, "ms"), Figure("restore by gds", 1.0, "GB/s"), facts={fact: "no GPU"})
+        assert main([str(old), str(new)]) == 0
+        capsys.readouterr()
+        write(old, Figure("it", 1.0, "ms"), Figure("restore by gds", 1.0, "GB/s"))
+
+
 def test_the_table_says_that_ratios_are_compared(old: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in (old, new):
         write(path, Figure("it", 1.0, "GB/s", ceiling=2.0, ratio=0.5))

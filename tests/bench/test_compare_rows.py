@@ -34,7 +34,9 @@ def alone(**changes: Any) -> Row:
 
 
 def test_the_ratio_is_judged_where_both_rows_have_one() -> None:
-    assert one(row(ratio=0.8), row(ratio=0.8, seconds=[0.3] * 3)).verdict is Verdict.WITHIN_NOISE
+    slower = one(row(ratio=0.8), row(ratio=0.8, seconds=[0.3] * 3))
+    assert slower.verdict is Verdict.WITHIN_NOISE and slower.remarks == ["100 → 300 ms, and the ceiling with it"]
+    assert one(row(ratio=0.8), row(ratio=0.8, seconds=[0.105] * 3)).remarks == []
     found = one(row(ratio=0.8), row(ratio=0.6))
     assert (found.verdict, found.basis, found.old, found.new) == (Verdict.WORSE, Basis.RATIO, 0.8, 0.6)
     assert one(row(ratio=0.6), row(ratio=0.8)).verdict is Verdict.BETTER
@@ -60,6 +62,18 @@ def test_the_spread_of_either_row_widens_the_band(in_new: bool) -> None:
         other = alone(seconds=[seconds] * 5)
         found = one(other, spread) if in_new else one(spread, other)
         assert found.noise == pytest.approx(0.3) and found.verdict is expected
+
+
+def test_a_ratio_is_judged_by_its_own_spread_and_not_by_that_of_requests_that_queue() -> None:
+    """Eight requests in flight on one disk: each waits for others, so that single latencies differ by half, and the rate by hardly anything."""
+    queued = [0.06, 0.1, 0.16, 0.24, 0.3]
+    before, after = row(ratio=0.84, ratio_spread=0.01, seconds=queued), row(ratio=0.67, ratio_spread=0.02, seconds=queued)
+    found = one(before, after)
+    assert (found.verdict, found.noise) == (Verdict.WORSE, 0.1)
+    # Where the pairs themselves differ so much, it means nothing.
+    assert one(before, msgspec.structs.replace(after, ratio_spread=0.3)).verdict is Verdict.WITHIN_NOISE
+    # A result of before that tells none is judged as widely as before.
+    assert one(msgspec.structs.replace(before, ratio_spread=None), after).noise == pytest.approx(0.4375)
 
 
 GDS, BOUNCED = {"gds_nvfs": 1.0}, {"cufile_posix": 1.0}
@@ -90,14 +104,16 @@ def test_estimates_are_never_judged() -> None:
     assert one(before, real).verdict is Verdict.ESTIMATE and one(real, after).verdict is Verdict.ESTIMATE
 
 
-def test_rows_that_only_one_run_could_run_are_told_and_not_judged() -> None:
+def test_a_row_that_can_be_run_no_more_is_worse_and_one_that_never_could_is_not() -> None:
     ran, skipped = row(), Row(case(), skipped="no GPU")
-    assert compared([ran], [skipped]).skips == [f"{case().name}: was run, is not: no GPU"]
+    lost = compared([ran], [skipped])
+    assert lost.lost == [f"{case().name}: was run, is not: no GPU"] and not lost.skips and lost.worse
+    gained = compared([skipped], [ran])
+    assert not gained.lost and not gained.worse
     assert compared([skipped], [ran]).skips == [f"{case().name}: is run, was not: no GPU"]
     assert compared([skipped], [Row(case(), skipped="no room")]).skips == [f"{case().name}: was not run and is not, for another reason: no GPU → no room"]
     both = compared([skipped, row()], [skipped, row()])
-    assert both.skips == [] and len(both.figures) == 1
-    assert not compared([ran], [skipped]).worse
+    assert both.skips == [] and len(both.figures) == 1 and not both.worse
 
 
 def test_rows_are_matched_by_case_and_repeated_ones_in_their_order() -> None:
@@ -118,12 +134,15 @@ def write(path: Path, *rows: Row) -> str:
 
 def test_the_command_ends_in_one_when_a_row_is_worse_and_tells_skips(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old = write(tmp_path / "old.json", row(ratio=0.8), measured(case(tokens=16)))
-    same = write(tmp_path / "same.json", row(ratio=0.79), Row(case(tokens=16), skipped="no [GPU]"))
+    same = write(tmp_path / "same.json", row(ratio=0.79), measured(case(tokens=16)))
+    lost = write(tmp_path / "lost.json", row(ratio=0.79), Row(case(tokens=16), skipped="no [GPU]"))
     worse = write(tmp_path / "worse.json", row(ratio=0.8, proven=BOUNCED), measured(case(tokens=16)))
     assert main([old, same]) == 0
+    assert main([old, lost]) == 1
+    assert "lost: " in capsys.readouterr().out and main([old, lost]) == 1
     assert "was run, is not: no [GPU]" in " ".join(capsys.readouterr().out.split())
     assert main([old, worse]) == 1 and "less went by gds" in " ".join(capsys.readouterr().out.split())
-    assert main([old, same, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["skips"] == [f"{case(tokens=16).name}: was run, is not: no [GPU]"]
+    assert main([old, lost, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["lost"] == [f"{case(tokens=16).name}: was run, is not: no [GPU]"]
     nothing = write(tmp_path / "nothing.json", measured(case(tokens=4096)))
     assert main([old, nothing]) == 2 and "2 and 1 rows" in capsys.readouterr().err

@@ -112,13 +112,60 @@ def test_the_ceiling_of_gds_tells_when_it_bounced_itself(child: Child, control: 
     slices, bounced = child.run(read)
     assert slices and bounced == 0
     # Bare KvikIO reads as much in as many I/Os.
-    child.run("from bench.gpu.bare_kvikio import slices_of")
-    offsets = child.run("result = sorted(slices_of(records, slot_bytes, geometry))")
+    child.run("from bench.gpu.moves import read_slices")
+    offsets = child.run("result = sorted(read_slices(geometry, work))")
     assert len(offsets) == slices and sum(size_bytes for _, size_bytes in offsets) == 12 * child.run("result = slot_bytes")
     assert all(offset + size_bytes == following for (offset, size_bytes), (following, _) in itertools.pairwise(offsets))
     control.cufile_mode = CufileMode.COMPAT
     assert child.run(read) == [slices, slices]
     child.run("held.close()")
+
+
+def test_kvikio_alone_that_bounces_is_no_ceiling_of_gds(child: Child, control: Control, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1 << 20))
+    child.run(f"""
+        import asyncio
+        from bench.grid.engine import GridEngine
+        from bench.grid.engine import Refused
+
+        engine = GridEngine(None)
+        asyncio.run(engine.open_gpu(gpu="cuda:0"))
+        def ceiling():
+            ios = [(0, 0, 1 << 19), (0, 1 << 19, 1 << 19)]
+            try:
+                return asyncio.run(engine.bare_kvikio(paths=[{str(path)!r}], ios=ios, threads=2, writes=False))["seconds"] > 0
+            except Refused as error:
+                return str(error)
+    """)
+    assert child.run("result = ceiling()") is True
+    control.cufile_mode = CufileMode.COMPAT
+    assert child.run("result = ceiling()") == "I/Os of KvikIO alone did not all go past the host: 2 by cufile_posix"
+
+
+def test_a_figure_of_gds_beside_a_ceiling_that_bounced_is_left_out(child: Child, tmp_path: Path) -> None:
+    figures, skipped = child.run(f"""
+        import argparse
+        from pathlib import Path
+        from bench.gpu import moves
+        from bench.gpu.device import Gpu
+        from bench.gpu.figures import Figures
+        from bench.support.report import Report
+        from bench.support.workload import Blocks
+        from offloadd.model.enums import Way
+
+        class Bounced(moves.BareReads):
+            def run(self):
+                return super().run()[0], {{Way.GDS_NVFS: 11, Way.CUFILE_POSIX: 1}}
+
+        moves.BareReads = Bounced
+        folder = Path({str(tmp_path)!r})
+        report = Report("x", "?", argparse.Namespace(dir=folder, tiny=True, results=folder))
+        with Gpu("cuda:0") as gpu:
+            moves.gds(Figures(report, standin=True), gpu, Blocks("x", 128 * 1024, 12, 1, 1, 1), folder)
+        result = [[figure.name for figure in report.figures], report.facts["skipped: x: restore by gds"]]
+    """)
+    assert figures == [] and skipped == "I/Os of KvikIO alone did not all go past the host: 11 by gds_nvfs, 1 by cufile_posix"
 
 
 def test_an_arena_that_is_not_page_locked_is_told(child: Child, control: Control) -> None:
@@ -136,7 +183,8 @@ def test_an_arena_that_is_not_page_locked_is_told(child: Child, control: Control
         engine = EngineMemory(gpu, layout_of(work.block_bytes, work.block_count, 1))
         movers = gpu_mover(gpu, engine)
         mover = movers.__enter__()
-        mover.map_arena(fd, arena.bytes.nbytes)
+        locked = mover.map_locked_arena(fd, arena.bytes.nbytes)
+        result = [locked.locked_bytes == arena.bytes.nbytes, locked.why]
     """
     restore = """
         lane, records = mover.add_lane(1), make_records(work.block_bytes, work.block_count)
@@ -144,22 +192,48 @@ def test_an_arena_that_is_not_page_locked_is_told(child: Child, control: Control
         engine.wipe()
         lane.run(Operation.ARENA_RESTORE, records, work.block_bytes)
         engine.require_original("restore")
-        result = arena_way(mover.said)
+        result = arena_way([locked])
         movers.__exit__(None, None, None)
     """
-    child.run(begin)
+    assert child.run(begin) == [True, ""]
     assert "NOT" not in child.run(restore)
     # After the two that the mover measures copies with.
-    with control.fail("cuMemHostRegister", 304, skip=2, times=1) as fault:
-        child.run(begin)
-        wait_until(lambda: fault.hits == 1, "the mover to register the arena")
-        child.run("""
-            import time
-            from bench.gpu.moves import NOT_PAGE_LOCKED
-            while NOT_PAGE_LOCKED not in mover.said:
-                time.sleep(0.01)
-        """)
+    with control.fail("cuMemHostRegister", 304, skip=2, times=1):
+        locked, why = child.run(begin)
+        assert not locked and "page-lock" in why
         assert "NOT page-locked" in child.run(restore)
+
+
+def test_the_arena_of_a_figure_is_page_locked_before_it_is_used(child: Child, control: Control, tmp_path: Path) -> None:
+    child.run("""
+        from bench.gpu.device import EngineMemory, Gpu
+        from bench.gpu.moves import arena_memory, gpu_mover
+        from bench.support.mover import layout_of
+        from bench.support.workload import Blocks
+
+        work = Blocks("x", 128 * 1024, 12, 1, 1, 1)
+        arenas = arena_memory(work)
+        fd, arena = arenas.__enter__()
+        gpu = Gpu("cuda:0")
+        engine = EngineMemory(gpu, layout_of(work.block_bytes, work.block_count, 1))
+        movers = gpu_mover(gpu, engine)
+        mover = movers.__enter__()
+        result = mover.pid
+    """)
+    with control.hang("cuMemHostRegister", times=1) as fault:
+        child.start(f"""
+            from pathlib import Path
+            notice = mover._notice
+            def waiting(what):
+                Path({str(tmp_path)!r}, "waits").touch()
+                notice(what)
+            mover._notice = waiting
+            result = mover.map_locked_arena(fd, arena.bytes.nbytes).locked_bytes == arena.bytes.nbytes
+        """)
+        wait_until(lambda: fault.waiting_now == 1, "the mover to page-lock the arena")
+        wait_until(lambda: (tmp_path / "waits").exists(), "the figure to wait for it")
+    assert child.finish() is True
+    child.run("movers.__exit__(None, None, None)")
 
 
 def test_copies_and_checksums_that_are_wrong_give_no_figures(child: Child, tmp_path: Path) -> None:

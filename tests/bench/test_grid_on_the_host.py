@@ -60,3 +60,13 @@ def test_rows_that_run_are_proven_and_rows_that_cannot_say_why(tmp_path: Path) -
             (volume,) = admin.volumes()
         service.stop()
     assert volume.cut_count > 0 and volume.block_count == 0, "blocks of the benchmark were left behind"
+
+
+def test_volumes_are_written_once_where_only_restores_are_measured(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench.restore_latency", "--tiny", "--part", "grid", "--paths", "host", "--operations", "restore", "--gpus", "0"]
+    command += ["--tokens", "16", "--depths", "1", "--rounds", "1", "--dir", str(tmp_path / "volumes"), "--results", str(tmp_path / "results")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads((tmp_path / "results" / "restore_latency.json").read_text())
+    assert record["facts"]["volumes_filled"] == "once before anything was measured"
+    assert [row["proven"] for row in record["rows"]] == [{"host": 1.0}]

@@ -65,6 +65,15 @@ def test_a_row_tells_percentiles_rate_ceiling_ratio_cost_and_way() -> None:
     assert estimate[3:] == ["estimated", "114", "", "", "", "", "", "", "", ""]
 
 
+def test_a_restore_of_fewer_ranks_than_are_recomputed_says_so_and_what_the_estimate_rests_on() -> None:
+    estimate = recomputed(case(path="recompute", tensor_parallel=8), 9000)
+    told = {gpus: page([result([measured(case(tensor_parallel=8, gpu_count=gpus)), estimate])], NOTHING) for gpus in (1, 8)}
+    assert table_rows(told[1])[0][-1].endswith(" ×1 of 8 ranks restored") and table_rows(told[8])[0][-1].endswith(" ×")
+    assert "Recompute is estimated; the run does not say from what." in told[1]
+    facts = msgspec.structs.replace(result([estimate]), facts={"recompute": "estimated: an [H100] & 50%"})
+    assert "Recompute is estimated: an [H100] &amp; 50%." in page([facts], NOTHING)
+
+
 def test_a_p99_of_few_requests_is_marked_as_the_slowest() -> None:
     row = measured(case(), seconds=[0.1, 0.2], request_count=99)
     text = page([result([row])], NOTHING)

@@ -129,7 +129,11 @@ def test_a_fact_of_the_machine_is_told_once_and_by_benchmark_where_it_differs() 
 
 
 def test_a_tiny_run_is_called_one() -> None:
-    assert any("tiny run" in text for text in Page(page([result(tiny=True)], NOTHING)).texts)
+    tiny = page([result(tiny=True)], NOTHING)
+    assert any("tiny run" in text for text in Page(tiny).texts)
+    # Nor does it meet or miss anything.
+    assert "targets met" not in tiny and "class=met" not in tiny and "class=missed" not in tiny
+    assert "class=met" in page([result()], NOTHING)
     assert not any("tiny run" in text for text in Page(page([result()], NOTHING)).texts)
 
 

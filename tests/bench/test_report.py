@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.support.report import Figure, Report, Target
-from bench.support.stats import Summary, median_ratio
+from bench.support.stats import Paired, Summary
 from bench.support.workload import WORKLOADS, Blocks, load_workload
 
 
@@ -32,7 +32,12 @@ def test_percentiles_are_values_that_were_measured() -> None:
 
 def test_drift_between_pairs_cancels_in_the_ratio() -> None:
     raw = [1.0, 2.0, 4.0]
-    assert median_ratio(raw, [value * 2 for value in raw]) == 0.5
+    assert Paired.of(raw, [value * 2 for value in raw]) == Paired(0.5, 0.0)
+
+
+def test_the_spread_of_a_ratio_is_that_of_the_pairs() -> None:
+    pairs = Paired.of([0.8, 0.9, 1.0, 1.1, 1.2], [1.0] * 5)
+    assert (pairs.ratio, pairs.spread) == (1.0, pytest.approx(0.1)) and pairs.detail == {"ratio_spread": pairs.spread}
 
 
 def test_a_workload_with_an_unknown_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,3 +60,13 @@ def test_the_record_holds_question_machine_and_verdicts(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "results" / "sample.json").read_text())
     assert record["question"] == "Is it so?" and record["figures"][0]["met"] is True
     assert record["machine"]["cores"] >= 1 and record["figures"][0]["expected"] == 1.7
+
+
+@pytest.mark.parametrize("tiny", [False, True])
+def test_a_tiny_run_meets_and_misses_nothing_and_says_so(tmp_path: Path, tiny: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report("sample", "Is it so?", argparse.Namespace(dir=tmp_path, tiny=tiny, results=tmp_path / "results"))
+    for ratio in (1.0, 0.1):
+        report.add(Figure("rate", 2.0, "GB/s", ceiling=2.0, ratio=ratio, target=Target(0.95, on_ratio=True)))
+    report.finish()
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("Its figures mean nothing" in said) is tiny and ("│ met │" in said) is ("│ missed │" in said) is not tiny

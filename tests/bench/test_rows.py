@@ -10,7 +10,7 @@ import pytest
 
 from bench.support.result import Result, ResultError, read_result
 from bench.support.row_groups import groups, lines
-from bench.support.rows import QUANTILES_MAX, Operation, Row, quantiles_of
+from bench.support.rows import QUANTILES_MAX, Operation, Row, estimates_of, quantiles_of, speedup
 from tests.bench.grid_rows import case, grid, measured, recomputed
 
 
@@ -64,6 +64,8 @@ SECONDS = [0.001, 0.002, 0.003]
         ({"ceiling_gb_per_s": None}, "is to no ceiling"),
         ({"ceiling_gb_per_s": 0.0}, "ceiling_gb_per_s is 0.0"),
         ({"ratio": math.nan}, "ratio is nan"),
+        ({"ratio_spread": math.nan}, "ratio_spread is nan"),
+        ({"ratio": None, "ratio_spread": 0.1}, "the ratio_spread 0.1 is of no ratio"),
         ({"case": {"operation": "move"}}, "Invalid enum value 'move'"),
         ({"case": {"tokens": 0}}, "tokens is 0, at least 1 is needed"),
         ({"case": {"queue_depth": 0}}, "queue_depth is 0"),
@@ -86,7 +88,7 @@ def test_a_row_that_cannot_be_true_is_refused_by_file_and_row(tmp_path: Path, ch
 
 @pytest.mark.parametrize("name", [field for field in Row.__struct_fields__ if field not in ("case", "skipped")])
 def test_a_row_that_was_skipped_has_nothing_else(tmp_path: Path, name: str) -> None:
-    full = msgspec.structs.replace(measured(case()), memory_note="why", estimated=True)
+    full = msgspec.structs.replace(measured(case()), memory_note="why", ratio_spread=0.1, estimated=True)
     assert read(write(tmp_path / "it.json", Row(case(), skipped="no GPU"))).rows[0].skipped == "no GPU"
     with pytest.raises(ResultError, match=rf"row 1 .*it was skipped \(no GPU\) and yet has {name}"):
         read(write(tmp_path / "it.json", Row(case(), skipped="no GPU", **{name: getattr(full, name)})))
@@ -158,6 +160,11 @@ def test_lines_of_one_path_are_told_apart_by_what_differs_and_by_no_more() -> No
 def test_the_speedup_is_of_a_restore_over_the_recompute_of_as_many_tokens() -> None:
     estimate = recomputed(case(path="recompute"), 9000)
     restore, evict, other = measured(case()), measured(case(Operation.EVICT)), measured(case(tokens=4096))
-    (group,) = groups([estimate, restore, evict, other])
-    assert group.speedup(restore) == pytest.approx(estimate.seconds[0] / restore.figure.value * 1e3)
-    assert group.speedup(evict) is None and group.speedup(other) is None and group.speedup(estimate) is None
+    estimates = estimates_of([estimate, restore, evict, other])
+    assert speedup(restore, estimates) == pytest.approx(estimate.seconds[0] / restore.figure.value * 1e3)
+    assert speedup(evict, estimates) is None and speedup(other, estimates) is None and speedup(estimate, estimates) is None
+
+
+def test_a_restore_is_of_as_many_ranks_as_there_are_gpus() -> None:
+    found = [case(tensor_parallel=8, gpu_count=gpus).rank_count for gpus in (0, 1, 2, 16)]
+    assert found == [1, 1, 2, 8] and case(gpu_count=4).rank_count == 1

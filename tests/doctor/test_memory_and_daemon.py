@@ -87,12 +87,14 @@ def test_reserving_huge_pages_leaves_those_in_use_alone(tree: Tree) -> None:
     assert tree.machine().one("huge pages").mend.startswith("sysctl -w vm.nr_hugepages=572 ")
 
 
-def test_the_limit_of_open_files_is_compared_with_what_sessions_may_ask_for(tree: Tree) -> None:
+def test_the_limit_of_open_files_has_a_half_for_memories_and_one_for_all_else(tree: Tree) -> None:
     tree.limits(files="1024")
     finding = tree.machine().one("open files")
-    assert (finding.level, finding.mend.startswith("ulimit -n 17408 ")) == (Level.WARN, True)
-    tree.limits(files="17408")
-    assert tree.machine().one("open files").level is Level.OK
+    # 3 for each of 256 sessions, and 256 of its own.
+    assert (finding.level, finding.mend.startswith("ulimit -n 2048 ")) == (Level.WARN, True)
+    tree.limits(files="2048")
+    assert tree.machine().one("open files").cause == "2048 for this shell: room for 1024 memories of engines, 512 at most of each session"
+    assert tree.machine(memories_per_session_max=1025).one("open files").mend.startswith("ulimit -n 2050 ")
 
 
 def test_a_send_buffer_shorter_than_a_message_fails(tree: Tree) -> None:
@@ -147,7 +149,7 @@ def test_the_limits_of_a_running_daemon_count_instead_of_the_shells(tree: Tree) 
     status = lock.stat()
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
     tree.file("/proc/locks", f"1: POSIX  ADVISORY  WRITE 1 00:01:{status.st_ino} 0 EOF\n2: FLOCK  ADVISORY  WRITE 4711 {device}:{status.st_ino} 0 EOF")
-    assert tree.machine().one("open files").cause == "65536 for the daemon, pid 4711; up to 17408 may be asked for"
+    assert tree.machine().one("open files").cause == "65536 for the daemon, pid 4711: room for 32768 memories of engines, 512 at most of each session"
     tree.file("/proc/locks", f"2: FLOCK  ADVISORY  WRITE 9 ffff:01:{status.st_ino} 0 EOF")
     assert tree.machine().one("lock").cause == "free: no daemon runs there"
 

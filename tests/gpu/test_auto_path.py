@@ -21,6 +21,7 @@ from ..standin.controls import Control, Fault, wait_until
 from ..standin_tests.child import Child
 from ..system.daemon_process import DaemonProcess
 from .conftest import Node, gds_capability, settled_gds
+from .daemon_with import command
 
 COUNT, BLOCK_BYTES = 12, 640 * KIB
 SHAPE = {"block_count": 2 * COUNT, "memory_bytes": [2 * COUNT * BLOCK_BYTES], "planes": [(0, 0, BLOCK_BYTES, BLOCK_BYTES)]}
@@ -28,6 +29,8 @@ SHAPE = {"block_count": 2 * COUNT, "memory_bytes": [2 * COUNT * BLOCK_BYTES], "p
 SLOW_US = 400_000
 #: Tables of 5 MiB, seven slabs, and a scratch area of 4 MiB: little to measure with.
 SMALL = (5 + 7 * 16 + 4) * MIB
+#: Where rounds follow each other until the test has seen what it waits for, it needs no best of three, and no means over rounds.
+ONCE = command(measure__REPEATS=1, measure__MEASUREMENT_WEIGHT=1)
 FIELDS = ("restore", "restore_small", "evict", "evict_small")
 
 
@@ -71,7 +74,7 @@ def wait_for_note(daemon: DaemonProcess, text: str, path: str = "GDS") -> None:
 def test_auto_takes_what_was_measured_faster_and_turns_when_that_changes(standin_node: Node, make_engine: Callable[..., None]) -> None:
     control = control_of(standin_node)
     slow = [control.delay(call, SLOW_US) for call in ("cuFileRead", "cuFileWrite")]
-    daemon = standin_node.daemon(volume_bytes=SMALL, measure_interval_s=1.0)
+    daemon = standin_node.daemon(volume_bytes=SMALL, measure_interval_s=0.1, command=ONCE)
     assert settled_gds(daemon) == (True, "")
     daemon.wait_until(lambda: all_go_by(daemon, "BOUNCE"), "bounce taken", timeout_s=120)
     assert all(getattr(rates(daemon, path), f"{name}_bytes_per_s") > 0 for path in ("BOUNCE", "GDS") for name in FIELDS)
@@ -111,7 +114,7 @@ def test_without_a_scratch_area_nothing_is_written_and_nothing_measured(standin_
 def test_a_way_that_fails_while_measured_is_left_until_it_goes_again(standin_node: Node, make_engine: Callable[..., None]) -> None:
     control = control_of(standin_node)
     control.delay("long host copy", SLOW_US)
-    daemon = standin_node.daemon(volume_bytes=SMALL, measure_interval_s=1.0)
+    daemon = standin_node.daemon(volume_bytes=SMALL, measure_interval_s=0.1, command=ONCE)
     daemon.wait_until(lambda: all_go_by(daemon, "GDS"), "gds taken", timeout_s=120)
     engine = standin_node.engine()
     make_engine(engine, daemon, **SHAPE)
@@ -146,7 +149,7 @@ def test_a_volume_that_hangs_while_measured_costs_that_way_only(standin_node: No
     control = control_of(standin_node)
     # The probe's write passes.
     with control.hang("cuFileWrite", skip=1) as fault:
-        daemon = standin_node.daemon(volume_bytes=SMALL, measure_interval_s=1.0)
+        daemon = standin_node.daemon(volume_bytes=SMALL, measure_interval_s=0.1, command=ONCE)
         wait_until(lambda: fault.waiting_now > 0, "a measurement that hangs")
         engine = standin_node.engine()
         make_engine(engine, daemon, **SHAPE)
@@ -161,7 +164,7 @@ def test_a_volume_that_hangs_while_measured_costs_that_way_only(standin_node: No
 
 def test_wrong_bytes_of_a_measurement_refuse_the_way(standin_node: Node, make_engine: Callable[..., None]) -> None:
     control = control_of(standin_node)
-    daemon = standin_node.daemon(volume_bytes=SMALL, measure_interval_s=1.0)
+    daemon = standin_node.daemon(volume_bytes=SMALL, measure_interval_s=0.1, command=ONCE)
     assert settled_gds(daemon) == (True, "")
     at = read_volume(str(daemon.volumes[0])).geometry.scratch_offset + PROBE_BYTES
     # Again where the machine was so slow that the measurement was given up meanwhile.

@@ -174,15 +174,40 @@ def test_a_kernel_that_fails_ends_the_mover(standin_node: Node, make_engine: Cal
     assert any(launched(fresh).values()) == later
 
 
-def test_a_kernel_that_fails_while_it_is_measured_costs_one_mover(standin_node: Node, make_engine: Callable[..., None]) -> None:
+def register_while_measured(node: Node, daemon: DaemonProcess, engine: Child, make_engine: Callable[..., None]) -> None:
+    """The region is registered before its measurement goes on: a mover that dies earlier would fail the registration."""
+    with control_of(node).hang("cuLaunchKernel", times=1) as measuring:
+        make_engine(engine, daemon, **SHAPE)
+        wait_until(lambda: measuring.waiting_now == 1, "a measurement")
+
+
+def test_a_context_that_is_lost_while_copies_are_measured_costs_no_choice(standin_node: Node, make_engine: Callable[..., None]) -> None:
     daemon, engine = unmeasured(standin_node, gpu_copies="auto"), standin_node.engine()
     mover = standin_node.mover(daemon)
-    control_of(standin_node).fail("kernel gather", ILLEGAL_ADDRESS)
-    make_engine(engine, daemon, **SHAPE)
-    settled(daemon, words="kernels failed; later movers go by the copy engines")
-    standin_node.mover(daemon, after=mover)
+    # Whatever was to blame, it has passed when the next mover measures.
+    control_of(standin_node).fail("kernel gather", ILLEGAL_ADDRESS, times=1)
+    for name in ENGINE_CALLS:
+        control_of(standin_node).delay(name, DELAY_US)
+    register_while_measured(standin_node, daemon, engine, make_engine)
+    fresh = standin_node.mover(daemon, after=mover)
+    assert "scatter from the host by kernels" in settled(daemon)
+    control_of(standin_node).reset()
     moves(engine, "bounce")
-    assert daemon.log.read_text().count("worker died; restarting") == 1
+    assert all(launched(fresh).values())
+    log = daemon.log.read_text()
+    assert "the next mover measures them again" in log and "later movers go by the copy engines" not in log
+
+
+def test_a_kernel_that_fails_whenever_it_is_measured_costs_two_movers(standin_node: Node, make_engine: Callable[..., None]) -> None:
+    daemon, engine = unmeasured(standin_node, gpu_copies="auto"), standin_node.engine()
+    control_of(standin_node).fail("kernel gather", ILLEGAL_ADDRESS)
+    first = standin_node.mover(daemon)
+    register_while_measured(standin_node, daemon, engine, make_engine)
+    settled(daemon, words="kernels failed; later movers go by the copy engines")
+    settled(daemon, times=2, words="worker died; restarting")
+    standin_node.mover(daemon, after=first)
+    moves(engine, "bounce")
+    assert daemon.log.read_text().count("worker died; restarting") == 2
 
 
 def test_a_launch_that_the_driver_refuses_fails_its_blocks_alone(standin_node: Node, make_engine: Callable[..., None]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from offloadd.units import KIB, MIB
+from offloadd.units import KIB
 from offloadd.v1 import offload_pb2 as pb
 
 from ..standin.controls import Control, Process, wait_until
@@ -388,8 +388,8 @@ def test_a_gpu_that_can_not_be_used_is_told_with_its_cause_and_the_host_is_serve
 
 
 def test_without_page_locked_memory_a_way_is_not_served_and_told_why(standin_node: Node, make_engine: Callable[..., None]) -> None:
-    # Enough for no staging slot, which have 8 MiB at least.
-    control_of(standin_node).limit_host_registration(4 * MIB)
+    # Enough for nothing at all: the arena's lane holds no memory that it would have to page-lock.
+    control_of(standin_node).limit_host_registration(1)
     daemon, engine = standin_node.daemon(), standin_node.engine()
     ways = {(way.device, pb.Path.Name(way.path)): way for way in daemon.status().paths}
     bounce = ways["cuda:0", "PATH_BOUNCE"]

@@ -16,6 +16,7 @@ from ..standin.block import ComputeMode
 from ..standin.controls import wait_until
 from ..system.daemon_process import DaemonProcess
 from .conftest import Node
+from .daemon_with import command
 from .test_gpu_faults import OUT_OF_MEMORY, SHAPE, control_of, restores, works
 
 UUID = "GPU-7374616e-6469-6e2d-6770-750000000000"
@@ -92,6 +93,39 @@ def test_a_mover_that_finds_its_gpu_full_after_it_died_comes_back_with_its_regio
     restores(engine)
     # That it died is counted, and the tries after it are not.
     daemon.wait_until(lambda: metric(daemon, 'workers_restarted_total{worker="mover cuda:0"}') == 1, "the count of its restart")
+
+
+# ---- a driver that hangs ----
+
+
+def test_a_mover_whose_driver_hangs_is_killed_and_another_one_tries_again(standin_node: Node, make_engine: Callable[..., None]) -> None:
+    # A mover that is as slow as that on a busy machine is taken when it answers in the pause, or tried again.
+    with control_of(standin_node).hang("cuInit", times=1) as fault:
+        daemon = standin_node.daemon(command=command(mover_link__HELLO_TIMEOUT_S=3, mover_link__RETRY_PAUSE_S=1))
+        hung = next(one.pid for one in control_of(standin_node) if one.calls.get("cuInit"))
+        daemon.wait_until(lambda: "its driver has not answered within 3 s" in daemon.log.read_text(), "the cause", timeout_s=120)
+        daemon.wait_until(lambda: "BOUNCE" in usable(daemon), "the GPU", timeout_s=120)
+        assert fault.hits == 1 and daemon.worker_pid("mover cuda:0") != hung
+        wait_until(lambda: not alive(hung), "its end")
+        engine = standin_node.engine()
+        make_engine(engine, daemon, **SHAPE)
+        works(engine)
+    assert "worker died" not in daemon.log.read_text()
+
+
+def test_a_driver_that_answers_late_is_taken(standin_node: Node, make_engine: Callable[..., None]) -> None:
+    with control_of(standin_node).hang("cuInit", times=1):
+        daemon = standin_node.daemon(command=command(mover_link__HELLO_TIMEOUT_S=3, mover_link__RETRY_PAUSE_S=3600))
+        slow = daemon.worker_pid("mover cuda:0")
+        daemon.wait_until(lambda: "its driver has not answered within 3 s" in daemon.log.read_text(), "the cause", timeout_s=120)
+        assert usable(daemon) == set()
+        (note,) = {way.note for way in daemon.status().paths if way.device == "cuda:0"}
+        assert "nvidia-persistenced" in note
+    daemon.wait_until(lambda: "BOUNCE" in usable(daemon), "the GPU", timeout_s=120)
+    assert daemon.worker_pid("mover cuda:0") == slow
+    engine = standin_node.engine()
+    make_engine(engine, daemon, **SHAPE)
+    works(engine)
 
 
 # ---- MPS ----

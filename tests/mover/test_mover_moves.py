@@ -68,7 +68,8 @@ def test_the_arena_gives_back_what_it_took(mover, make_engine, arena, make_layou
     lane = mover.add_lane()
     want = [engine.read(block) for block in SOURCES]
     evicted = lane.run(Operation.ARENA_EVICT, make_records(SOURCES, payload_bytes, arena_step=step), 0, verify_target=1)
-    assert evicted.reasons == [0] * 6 and evicted.copied == 6
+    # Where the copies bring the checksums with them, the slice is over when its sources are free: one message tells both.
+    assert evicted.reasons == [0] * 6 and evicted.copied == (0 if mover.hello.copies_by.startswith("C ") else 6)
     assert [arena[at * step : at * step + payload_bytes] for at in range(6)] == want
     back = make_records(TARGETS, payload_bytes, arena_step=step, checksum=evicted.checksums)
     assert lane.run(Operation.ARENA_RESTORE, back, 0, verify_target=1).reasons == [0] * 6

@@ -78,6 +78,16 @@ def test_a_size_that_was_not_measured_goes_as_the_other_one(told: Told) -> None:
     assert (told.choice(LARGE), told.choice(SMALL)) == (Path.BOUNCE, Path.GDS)
 
 
+@pytest.mark.parametrize(("order", "factor"), [((BOUNCE, GDS), 0.5), ((GDS, BOUNCE), 2)])
+def test_a_round_of_measurements_is_judged_as_a_whole(told: Told, order: tuple[Route, Route], factor: float) -> None:
+    rates = {BOUNCE: 10, GDS: 9}
+    for route, rate in rates.items():
+        told.rate(route, rate)
+    # The machine became slower, or faster, for both: the first of them, beside what the other one was before, would turn the choice for a moment.
+    told.of.measured_together([(route, Direction.RESTORE, LARGE, LARGE / (factor * rates[route] * 1e9)) for route in order], weight=1.0)
+    assert told.choice() == Path.BOUNCE and told.changes == []
+
+
 def test_a_choice_turns_only_beyond_the_margin_and_is_told_once(told: Told) -> None:
     told.rate(BOUNCE, 10)
     told.rate(GDS, 9)

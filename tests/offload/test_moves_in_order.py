@@ -332,3 +332,15 @@ async def test_a_hung_up_caller_leaves_no_pin_and_no_waiting_job(front: Front) -
 def test_messages_between_processes_round_trip() -> None:
     job = Job(job=1, move=2, operation=int(Operation.RESTORE), slot_bytes=8192, blocks=b"x" * 128)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(job), type=Job) == job
+
+
+@pytest.mark.parametrize("told_first", [True, False])
+async def test_a_job_that_is_over_without_having_told_of_its_copies_holds_no_answer_back(front: Front, told_first: bool) -> None:
+    move = front.core.new_move(4)
+    move.sent(1, 2)
+    move.sent(2, 2)
+    steps = [lambda: move.on_copied(2, 2), lambda: move.on_job_over(1)]
+    for step in steps if told_first else reversed(steps):
+        assert not move.copied
+        step()
+    assert move.copied and not move.done

@@ -6,7 +6,7 @@ import pytest
 from offloadd.errors import InvalidRequest, LimitExceeded, UnknownSession
 from offloadd.memory.memfd import create_sealed
 from offloadd.offload import sessions
-from offloadd.offload.sessions import Session, SessionTable
+from offloadd.offload.sessions import DeviceChunks, Session, SessionTable
 
 
 def make_table(sessions_max: int = 4, memories_max: int = 2) -> tuple[SessionTable, list[Session]]:
@@ -93,6 +93,26 @@ def test_memories_beyond_the_limit_stay_the_callers() -> None:
     assert is_open(fd)
     os.close(fd)
     table.end(session, "test")
+
+
+def test_memories_of_all_sessions_leave_half_of_the_files_to_the_daemon() -> None:
+    table = SessionTable(sessions_max=2, memories_per_session_max=8, on_end=lambda session: None, memory_files_max=3)
+    first, second = create(table), create(table)
+    memory_id = table.attach_memory(first, create_sealed("a", 4096), 4096)
+    table.attach_device_memory(second, (create_sealed("b", 4096), create_sealed("c", 4096)), 8192, DeviceChunks("GPU-0", (4096, 4096), 0))
+    fd = create_sealed("d", 4096)
+    with pytest.raises(LimitExceeded, match=r"all sessions have 3 descriptors of memories and session s-2 hands over 1; 3 is the most"):
+        table.attach_memory(second, fd, 4096)
+    assert is_open(fd)
+    table.check()
+    table.detach_memory(first, memory_id)
+    table.attach_memory(second, fd, 4096)
+    table.end(second, "test")
+    table.check()
+    for name in "abc":
+        table.attach_memory(first, create_sealed(name, 4096), 4096)
+    table.end(first, "test")
+    table.check()
 
 
 def test_the_end_of_a_session_runs_on_end_before_it_closes_descriptors_and_only_once() -> None:

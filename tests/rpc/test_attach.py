@@ -498,7 +498,7 @@ async def test_chunks_arrive_in_order_with_all_their_descriptors(harness: Harnes
 
 
 async def test_as_many_chunks_as_a_message_carries_are_taken_and_closed_when_the_client_is_gone(harness: Harness) -> None:
-    harness.table.chunks_max = 253
+    harness.table.memory_files_max = 253
     before = len(open_fds())
     sock, _ = await harness.attached()
     sent = null_fds(253)
@@ -547,7 +547,7 @@ async def test_chunks_that_do_not_fit_together_are_refused_and_closed(harness: H
 
 
 async def test_chunks_over_a_limit_are_refused_and_closed_and_a_detached_memory_makes_room(harness: Harness) -> None:
-    harness.table.chunks_per_session_max, harness.table.chunks_max = 3, 4
+    harness.table.chunks_per_session_max, harness.table.memory_files_max = 3, 4
     sent = null_fds(2)
     (sock, _), (other, _) = await harness.attached(), await harness.attached(instance="other")
     memory_id = (await harness.ask(sock, CHUNKS, sent))["memory_id"]
@@ -558,7 +558,7 @@ async def test_chunks_over_a_limit_are_refused_and_closed_and_a_detached_memory_
     one = {"chunk_bytes": [2 * CHUNK]}
     assert (await harness.ask(other, CHUNKS, sent))["type"] == "memory_attached"
     refused = await harness.ask(other, CHUNKS | one, sent[:1])
-    assert refused["kind"] == "LimitExceeded" and "all sessions have 4 chunks of GPU memory" in refused["error"] and "4 is the most" in refused["error"]
+    assert refused["kind"] == "LimitExceeded" and "all sessions have 4 descriptors of memories" in refused["error"] and "4 is the most" in refused["error"]
     await harness.until(lambda: len(open_fds()) == before + 2)
     harness.table.check()
     await harness.ask(sock, {"type": "detach_memory", "memory_id": memory_id})

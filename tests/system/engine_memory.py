@@ -33,6 +33,12 @@ def layered(block_count: int, layers: int, piece_bytes: int, *, split_kv: bool) 
     return Shape(block_count, (layers * span, layers * span), tuple(planes))
 
 
+def each_apart(block_count: int, layers: int, piece_bytes: int) -> Shape:
+    """K and V of each layer in a memory of their own."""
+    count = 2 * layers
+    return Shape(block_count, (block_count * piece_bytes,) * count, tuple(Plane(number, 0, piece_bytes, piece_bytes) for number in range(count)))
+
+
 def padded(block_count: int, block_bytes: int, stride_bytes: int, offset_bytes: int) -> Shape:
     """Blocks with gaps between them: what lies in the gaps may not change."""
     return Shape(block_count, (offset_bytes + block_count * stride_bytes,), (Plane(0, offset_bytes, stride_bytes, block_bytes),))
@@ -42,6 +48,7 @@ SHAPES = {
     "cross-layer": flat(24, 96 * KIB),
     "layers apart": layered(24, 6, 16 * KIB, split_kv=False),
     "K and V in two memories": layered(24, 3, 12 * KIB, split_kv=True),
+    "K and V of 80 layers, each in its memory": each_apart(6, 80, 4 * KIB),
     "not a multiple of 4 KiB": flat(24, 10_000),
     "odd pieces with gaps": padded(24, 5_001, 6_007, 13),
     "one byte": flat(24, 1),

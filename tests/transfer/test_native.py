@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -11,9 +13,9 @@ from hypothesis import strategies as st
 
 from offloadd.transfer import native as module
 from offloadd.transfer.gather import Checks, Payloads
-from offloadd.transfer.native import Library, NativeUnavailableError, load
+from offloadd.transfer.native import PORTABLE, Library, NativeUnavailableError, load
 
-from .moves import build, compiler
+from .moves import SOURCE, build, compiler
 
 BLOCKS = 6
 #: Pieces below, at and above what each way of copying and folding takes at a time; the last two are stored past the caches and cross a portion.
@@ -152,6 +154,7 @@ def test_the_installed_library_proves_itself():
 def installed(native, monkeypatch):
     """Has `load` find the library that a test gives it."""
     monkeypatch.setattr(module, "find_spec", lambda name: type("Spec", (), {"origin": native._library._name})())
+    monkeypatch.setattr(module, "PORTABLE", "only for tests")
 
     def change(**functions):
         real = native._library
@@ -213,4 +216,48 @@ def test_what_is_no_library_is_told(monkeypatch, tmp_path):
 def test_the_widths_are_different_ways(tmp_path):
     if compiler() is None:
         pytest.skip("no C compiler")
-    assert Library(build(tmp_path, width=0)).ways == "portable C"
+    assert Library(build(tmp_path, width=0)).ways == PORTABLE
+
+
+def test_a_cpu_without_a_fast_way_is_left_to_numpy(tmp_path, monkeypatch):
+    if compiler() is None:
+        pytest.skip("no C compiler")
+    path = build(tmp_path, width=0)
+    monkeypatch.setattr(module, "find_spec", lambda name: type("Spec", (), {"origin": path})())
+    with pytest.raises(NativeUnavailableError, match="it has no fast way for this CPU"):
+        load()
+
+
+DRIVER = """
+#include "moves.c"
+#include <stdio.h>
+int main(void) {
+    static uint8_t data[70000], to[70000];
+    for (size_t i = 0; i < sizeof data; i++) data[i] = (uint8_t)(i * 2654435761u >> 13);
+    puts(offloadd_ways());
+    for (size_t size = 0; size < 69000; size = size * 5 / 4 + 7) printf("%zu %u\\n", size, offloadd_crc32c(data + size % 9, size, (uint32_t)size));
+    Group group = {data, 7, 5000, 600, 511, 8};
+    int64_t block = 5, offset = 3;
+    uint32_t checksum;
+    Move move = {&group, 1, &block, 1, to, sizeof to, &offset, 0, 7 * 511, &checksum, NULL, 0, 0};
+    printf("%d %u", offloadd_gather(&move), checksum);
+    printf(" %u\\n", offloadd_crc32c(to + 3, 7 * 511, 0));
+}
+"""
+
+
+def test_the_code_for_arm_computes_the_same(tmp_path):
+    cross, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
+    if cross is None or emulator is None:
+        pytest.skip("no compiler and emulator for aarch64")
+    source, program = tmp_path / "driver.c", tmp_path / "driver"
+    source.write_text(DRIVER)
+    subprocess.run([cross, "-O3", "-std=gnu11", "-static", "-Wall", "-Werror", f"-I{SOURCE.parent}", source, "-o", program], check=True, timeout=300)
+    lines = subprocess.run([emulator, program], capture_output=True, text=True, check=True, timeout=300).stdout.splitlines()
+    data = bytes((i * 2654435761 & 0xFFFFFFFF) >> 13 & 255 for i in range(70_000))
+    assert lines[0] == "ARMv8 CRC32" and len(lines) > 30
+    for line in lines[1:-1]:
+        size, checksum = map(int, line.split())
+        assert checksum == crc32c(data[size % 9 : size % 9 + size], size)
+    block = b"".join(data[plane * 5000 + 5 * 600 :][:511] for plane in range(7))
+    assert lines[-1].split() == ["0", str(crc32c(block)), str(crc32c(block))]

@@ -4,13 +4,14 @@ import re
 from collections.abc import Iterator
 
 from offloadd.doctor import nvidia, pci
-from offloadd.doctor.checks.gds import nvfs_hooks
 from offloadd.doctor.checks.gpu import NO_GPU
 from offloadd.doctor.finding import Finding, fail, not_applicable, ok, warn
-from offloadd.doctor.gds import Obstacle, nvfs_obstacle, p2pdma_obstacle
+from offloadd.doctor.gds import p2pdma_obstacle
 from offloadd.doctor.subject import Volume
-from offloadd.machine.block import Controller, Layer, block_device_number, device_number, layers, located
+from offloadd.machine.block import Controller, Layer, layers
+from offloadd.machine.gds_ways import Obstacle, nvfs_obstacle_to, p2pdma_obstacle_to
 from offloadd.machine.mounts import Mount, mount_of, mounts
+from offloadd.machine.place import block_device_number, device_number, located
 from offloadd.machine.system import System
 
 _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "glusterfs", "beegfs", "9p", "virtiofs", "fuse.glusterfs", "gpfs", "wekafs"})
@@ -225,28 +226,15 @@ def check_gds_mode(system: System, volume: Volume) -> Iterator[Finding]:
         yield warn(f"compat: {obstacle.cause}", obstacle.mend)
         return
     stack = _stack(system, volume)
-    transports = {controller.transport for controller in _controllers(stack)}
-    nvfs = nvfs_obstacle(system) or _hook_obstacle(system, transports)
+    nvfs = nvfs_obstacle_to(system, stack)
     if nvfs is None:
         yield ok("nvfs is possible: nvidia-fs moves the bytes")
         return
-    local = p2pdma_obstacle(system)
-    if "rdma" in transports:
-        local = Obstacle("P2PDMA mode does not know NVMe-oF")
-    elif any(layer.kind.startswith("md") for layer in stack):
-        local = Obstacle("P2PDMA mode does not know RAID")
+    local = p2pdma_obstacle_to(stack) or p2pdma_obstacle(system)
     if local is None:
         yield ok("p2pdma is possible: the NVMe driver moves the bytes")
     else:
         yield warn(f"compat: {nvfs.cause}; {local.cause}", nvfs.mend)
-
-
-def _hook_obstacle(system: System, transports: set[str]) -> Obstacle | None:
-    wanted = {"pcie": "nvme", "rdma": "nvme_rdma"}
-    missing = sorted({wanted[transport] for transport in transports} - nvfs_hooks(system))
-    if not missing:
-        return None
-    return Obstacle(f"nvidia-fs has not hooked {missing[0]}", "install DOCA or MLNX_OFED with NVMe support (--with-nvmf), then reboot")
 
 
 def _volume_obstacle(system: System, volume: Volume) -> Obstacle | None:

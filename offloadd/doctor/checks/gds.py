@@ -7,11 +7,10 @@ from offloadd.doctor import nvidia
 from offloadd.doctor.checks.gpu import NO_GPU
 from offloadd.doctor.cufile_json import cufile_json_path, parse, section
 from offloadd.doctor.finding import Finding, fail, not_applicable, ok, warn
-from offloadd.doctor.gds import nvfs_obstacle, p2pdma_obstacle
+from offloadd.doctor.gds import p2pdma_obstacle
 from offloadd.doctor.subject import Machine
+from offloadd.machine.gds_ways import NVFS, nvfs_hooks, nvfs_obstacle
 from offloadd.machine.system import System
-
-_NVFS = "/proc/driver/nvidia-fs"
 
 
 def check_nvidia_fs(system: System, machine: Machine) -> Iterator[Finding]:
@@ -26,9 +25,9 @@ def check_nvidia_fs(system: System, machine: Machine) -> Iterator[Finding]:
         else:
             yield warn(obstacle.cause, obstacle.mend)
         return
-    stats = system.text(f"{_NVFS}/stats") or ""
+    stats = system.text(f"{NVFS}/stats") or ""
     match = re.search(r"NVFS Driver\(version: ([0-9.:]+)\)", stats)
-    version = match[1] if match else (system.text(f"{_NVFS}/version") or "unknown version").removeprefix("version: ")
+    version = match[1] if match else (system.text(f"{NVFS}/version") or "unknown version").removeprefix("version: ")
     hooked = nvfs_hooks(system)
     if not hooked & {"nvme", "nvme_rdma"}:
         yield warn(
@@ -39,12 +38,7 @@ def check_nvidia_fs(system: System, machine: Machine) -> Iterator[Finding]:
         yield ok(f"{version}, hooks {', '.join(sorted(hooked))}")
     failed = sum(int(count) for count in re.findall(r"^(?:Reads|Writes)\b.*?\berr=([0-9]+)", stats, re.MULTILINE))
     if failed:
-        yield warn(f"{failed} transfers have failed since it was loaded", f"dmesg | grep -i nvfs; cat {_NVFS}/stats")
-
-
-def nvfs_hooks(system: System) -> set[str]:
-    """Names of the storage drivers that nvidia-fs has hooked."""
-    return {line.partition(":")[0].strip() for line in (system.text(f"{_NVFS}/modules") or "").splitlines() if line.strip()}
+        yield warn(f"{failed} transfers have failed since it was loaded", f"dmesg | grep -i nvfs; cat {NVFS}/stats")
 
 
 def check_p2pdma(system: System, machine: Machine) -> Iterator[Finding]:

@@ -89,15 +89,18 @@ def check_huge_pages(system: System, machine: Machine) -> Iterator[Finding]:
 
 
 def check_files(system: System, machine: Machine) -> Iterator[Finding]:
-    """Descriptors that clients may make the daemon hold."""
+    """Descriptors of the daemon: half of them are for memories of clients, which are refused beyond it, the other half for sockets, volumes and itself."""
     process, whose = _process(system, machine)
     settings, limit = machine.settings, system.limit("Max open files", process)
-    need = settings.sessions_max * (settings.memories_per_session_max + _SESSION_FILES) + 4 * len(settings.volumes) + _OWN_FILES
-    if limit is None or limit >= need:
-        yield ok(f"{limit if limit is not None else 'no limit'} for {whose}; up to {need} may be asked for")
+    memories = settings.memories_per_session_max
+    need = 2 * max(memories, settings.sessions_max * _SESSION_FILES + 4 * len(settings.volumes) + _OWN_FILES)
+    if limit is None:
+        yield ok(f"no limit for {whose}")
+    elif limit >= need:
+        yield ok(f"{limit} for {whose}: room for {limit // 2} memories of engines, {memories} at most of each session")
     else:
         yield warn(
-            f"{limit} for {whose}; {settings.sessions_max} sessions with {settings.memories_per_session_max} memories each could ask for {need}",
+            f"{limit} for {whose}; {settings.sessions_max} sessions, and {memories} memories of one of them, need {need}",
             f"ulimit -n {need}   # systemd: LimitNOFILE={need}",
         )
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from ...doctor.tree import Tree
 from ...standin.build import Paths, build, compiler
 from ...standin.controls import Control, environment
 from ...standin_tests.child import PRELUDE, Child
@@ -12,7 +13,7 @@ from ...standin_tests.conftest import needs
 SLOT = 1 << 20
 VOLUME_BYTES = 8 * SLOT
 
-#: A mover's process: cuFile is set up by `set_up`, and what it makes is closed by `tear_down`. `PROC` and `RUN` are folders as on a machine that hides nothing.
+#: A mover's process: cuFile is set up by `set_up`, and what it makes is closed by `tear_down`. `MACHINE` is a tree that hides nothing, `PROC` its `/proc`.
 INSIDE = """
 import faulthandler, threading
 from pathlib import Path
@@ -22,6 +23,7 @@ from offloadd.cuda.gds import GdsVolume, ShortTransfer, StagingSlot
 from offloadd.cuda.gds_setup import GdsUnavailable, configure
 from offloadd.cuda.group_sync import GroupSync, VolumeDoomed
 from offloadd.cuda.probe import ProbeResult, probe
+from offloadd.machine.system import System
 
 device = Device.open("cuda:0")
 
@@ -83,17 +85,20 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def make_mover(paths: Paths, control: Control, path: Path, tmp_path: Path) -> Iterator[Callable[[], Child]]:
+def machine(tmp_path: Path) -> Tree:
+    """A machine with all that cuFile looks for, and a virtual disk."""
+    return Tree(tmp_path / "machine")
+
+
+@pytest.fixture
+def make_mover(paths: Paths, control: Control, path: Path, machine: Tree) -> Iterator[Callable[[], Child]]:
     needs("cuda.bindings", "kvikio")
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc" / "modules").touch()
-    (tmp_path / "run" / "udev").mkdir(parents=True)
     made: list[Child] = []
 
     def make() -> Child:
         child = Child({key: value for key, value in environment(paths, control).items() if key != "CUDA_VISIBLE_DEVICES"})
         made.append(child)
-        child.run(f"SLOT_BYTES, PATH, PROC, RUN = {SLOT}, {str(path)!r}, {str(tmp_path / 'proc')!r}, {str(tmp_path / 'run')!r}")
+        child.run(f"SLOT_BYTES, PATH, PROC, MACHINE = {SLOT}, {str(path)!r}, {str(machine.root / 'proc')!r}, {str(machine.root)!r}")
         child.run(PRELUDE)
         child.run(INSIDE)
         return child

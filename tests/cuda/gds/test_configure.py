@@ -30,7 +30,7 @@ def test_sizes_that_can_not_be_are_refused(make_mover: Callable[[], Child], task
 
 def test_without_proc_modules_the_driver_is_not_opened(make_mover: Callable[[], Child], control: Control, tmp_path: Path) -> None:
     mover = make_mover()
-    (tmp_path / "proc" / "modules").unlink()
+    (tmp_path / "machine" / "proc" / "modules").unlink()
     told = mover.run(CONFIGURE.format(timeout_s=60))
     assert told[0] == "driver" and "/modules is missing" in told[1]
     assert "cuFileDriverOpen" not in control.process(mover.pid).calls

@@ -1,18 +1,20 @@
 """A probe tells whether and how a volume can be reached, harms nothing, and ends in time."""
 
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ...doctor.tree import Tree
 from ...standin.block import CufileMode
 from ...standin.controls import Control, wait_until
 from ...standin_tests.child import Child
 from .conftest import SLOT
 
 PROBE = """
-result = told(probe(gds, data_fd, synced_fd, slot_bytes=SLOT_BYTES, file_offset={offset}, writes={writes}, timeout_s={timeout_s}, run=Path(RUN)))
+result = told(probe(gds, data_fd, synced_fd, slot_bytes=SLOT_BYTES, file_offset={offset}, writes={writes}, timeout_s={timeout_s}, system=System(Path(MACHINE))))
 """
 
 
@@ -152,13 +154,42 @@ def test_a_probe_that_hangs_is_given_up_and_the_process_goes_on(mover: Child, co
     ("arrange", "hint"), [(lambda control: setattr(control, "cufile_mode", CufileMode.COMPAT), True), (lambda control: control.limit_bar(SLOT), False)]
 )
 def test_missing_udev_is_named_where_it_may_be_the_cause(
-    mover: Child, control: Control, tmp_path: Path, arrange: Callable[[Control], object], hint: bool
+    mover: Child, control: Control, machine: Tree, arrange: Callable[[Control], object], hint: bool
 ) -> None:
-    (tmp_path / "run" / "udev").rmdir()
+    machine.remove("/run/udev")
     assert probe(mover)[0] is True
     arrange(control)
     told = probe(mover)
     assert (told[2] == "udev", "run/udev can't be read" in told[3]) == (hint, hint)
+
+
+def number_under(path: Path, machine: Tree) -> str:
+    """That of the disk which the volume really lies on; free in the tree, whose virtual disk may have it."""
+    device = path.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    (machine.root / "sys/dev/block" / number).unlink(missing_ok=True)
+    return number
+
+
+def test_nvme_over_fabrics_without_nvidia_fs_is_named_as_doctor_names_it(mover: Child, control: Control, machine: Tree, path: Path) -> None:
+    machine.fabric_nvme("rdma", "live", number=number_under(path, machine))
+    control.cufile_mode = CufileMode.COMPAT
+    told = probe(mover)
+    assert (told[:3], told[3].partition(":")[0]) == ((False, "cufile_posix", "p2pdma"), "nvidia-fs is not loaded; P2PDMA mode does not know NVMe-oF")
+    assert "cuFile bounced through POSIX" in told[3]
+    machine.nvidia_fs("nvme")
+    assert "nvidia-fs has not hooked nvme_rdma; P2PDMA mode does not know NVMe-oF" in probe(mover)[3]
+    # With the hook, something else must be why; and a volume that works is not refused for what its machine looks like.
+    machine.nvidia_fs("nvme_rdma")
+    assert probe(mover)[2] == "bounced"
+    control.cufile_mode = CufileMode.NVFS
+    assert probe(mover)[0] is True
+
+
+def test_a_local_drive_without_nvidia_fs_is_not_taken_for_a_fabric(mover: Child, control: Control, machine: Tree, path: Path) -> None:
+    machine.local_nvme(number=number_under(path, machine))
+    control.cufile_mode = CufileMode.COMPAT
+    assert probe(mover)[2] == "bounced"
 
 
 def test_a_failed_configuration_is_a_result_for_every_volume(make_mover: Callable[[], Child], control: Control) -> None:

@@ -236,7 +236,7 @@ def test_a_lost_context_is_blamed_on_kernels_that_ran_in_it(chooser: Callable[[M
     some.choice.blame("an address")
     assert some.told.empty() != told
     if told:
-        assert some.told.get() == KernelsFailed(why="an address")
+        assert some.told.get() == KernelsFailed(why="an address", chosen=True)
 
 
 def test_a_lost_context_is_blamed_on_kernels_that_are_being_measured(chooser: Callable[[Mode], Chooser], control: Control) -> None:
@@ -245,5 +245,5 @@ def test_a_lost_context_is_blamed_on_kernels_that_are_being_measured(chooser: Ca
         some.choice.of(region_in(NOWHERE))
         wait_until(lambda: measuring.waiting_now == 1, "the measurement")
         some.choice.blame("an address")
-        assert some.told.get(timeout=TIMEOUT_S) == KernelsFailed(why="an address")
+        assert some.told.get(timeout=TIMEOUT_S) == KernelsFailed(why="an address", chosen=False)
     some.next()
