@@ -149,7 +149,7 @@ def _render_tiers(status: dict[str, Any], console: Console) -> None:
             tiers.add_row(f"  NUMA node {node['node']}", "", *fill, "")
     if volumes:
         count, used, size = (sum(volume[name] for volume in volumes) for name in ("block_count", "used_bytes", "volume_bytes"))
-        serving = sum(volume["state"] == "serving" for volume in volumes)
+        serving = sum(volume["state"] == "serving" and not volume["reads_breaker"].startswith("open") for volume in volumes)
         tiers.add_row("volumes", *_fill(count, used, size), f"{serving} of {len(volumes)} serving")
     console.print(tiers)
     console.print()
@@ -168,7 +168,7 @@ def _render_volumes(volumes: list[dict[str, Any]], console: Console) -> None:
         notes += [f"{volume['path']}: {state}: {detail}"] if detail else []
         notes += [f"{volume['path']}: reads {volume['reads_breaker']}"] if volume["reads_breaker"] not in ("", "closed") else []
         notes += [f"{volume['path']}: writes {volume['writes_breaker']}"] if volume["writes_breaker"] not in ("", "closed") else []
-        notes += [f"{volume['path']}: {volume['late_count']} moves are past their deadlines and not over"] if volume["late_count"] else []
+        notes += [f"{volume['path']}: {volume['late_count']} jobs that were sent to it are late"] if volume["late_count"] else []
         notes += [f"{volume['path']}: no direct I/O: {volume['direct_io']}"] if volume["direct_io"] not in ("", "yes") else []
     console.print(shown)
     for note in notes:

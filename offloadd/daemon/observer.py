@@ -74,7 +74,7 @@ def refresh_gauges(metrics: Metrics, offload: Offload) -> None:
         if volume.opened is not None:
             metrics.volume_used_bytes.labels(volume=volume.options.path).set(volume.pool.used_bytes)
             metrics.volume_blocks.labels(volume=volume.options.path).set(volume.pool.used_slots)
-            metrics.volume_late_jobs.labels(volume=volume.options.path).set(core.late_count(volume.ordinal, clock.monotonic_ns()))
+            metrics.volume_late_jobs.labels(volume=volume.options.path).set(core.late_count(volume, clock.monotonic_ns()))
         for operation, breaker in (("restore", volume.health.reads), ("evict", volume.health.writes)):
             state = _BREAKER_STATES.index(breaker.state)
             metrics.show_breaker(volume.options.path, operation, state=state, opened_count=breaker.opened_count)

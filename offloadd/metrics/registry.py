@@ -89,7 +89,7 @@ class Metrics:
         self.volume_breaker = self._gauge(
             "volume_breaker", "Whether a volume gets such operations: 0 yes, 1 on trial, 2 no, since it hangs or fails.", "volume", "operation"
         )
-        self.volume_late_jobs = self._gauge("volume_late_jobs", "Jobs sent to the volume that are past their deadlines.", "volume")
+        self.volume_late_jobs = self._gauge("volume_late_jobs", "Jobs sent to the volume that are past their deadlines, or stand still.", "volume")
         route = ("gpu", "volume", "path", "operation", "size")
         self.route_bytes_per_second = self._gauge("route_bytes_per_second", "Measured between a GPU and a volume; 0 while it was not.", *route)
         self.route_auto = self._gauge("route_auto", "1 for the path that AUTO takes between a GPU and a volume, else 0.", *route)

@@ -242,9 +242,9 @@ class Core:
         """All lanes."""
         return [lane for device in self.devices.values() for lane in device.lanes()]
 
-    def late_count(self, volume: int, now_ns: int) -> int:
-        """Jobs that were sent to the volume and are past their deadlines."""
-        return sum(lane.late_count(now_ns) for lane in self.volume_lanes(volume))
+    def late_count(self, volume: VolumeLink, now_ns: int) -> int:
+        """Jobs that were sent to the volume and are past their deadlines, or that stand still."""
+        return sum(lane.running_count if volume.health.stalled else lane.late_count(now_ns) for lane in self.volume_lanes(volume.ordinal))
 
     def volume_lanes(self, volume: int) -> list[Lane]:
         """All lanes to one volume."""

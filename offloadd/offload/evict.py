@@ -66,12 +66,18 @@ class _Part:
         return slice(self.first, self.first + self.chosen.shape[0])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Sent:
-    """`over` is set when the move is. `lanes`: where the parts went, by volume and region; AUTO may choose another way by the time of the answer."""
+    """The parts of one evict on their way. `over` is set when the move is, or stands still. `lanes`: where the parts went, by volume and region; AUTO may
+    choose another way by the time of the answer. `settled`: parts that were published, or whose slots are free again."""
 
+    session: Session
+    move: Move
+    parts: list[_Part]
+    options: EvictOptions
     over: asyncio.Event
     lanes: dict[tuple[int, int], Lane]
+    settled: set[int]
 
 
 class Evictor:
@@ -101,8 +107,9 @@ class Evictor:
                     core.catalog.free_reserved(part.volume, part.slabs, part.slots)
                 raise
             move = core.new_move(sum(part.chosen.shape[0] for part in parts))
-            sent = self._send(move, parts, options)
-            core.at_end(move, lambda: self._finish(session, move, parts, options, sent.over))
+            sent = self._send(session, move, parts, options)
+            move.on_stuck = lambda: self._settle_done(sent)
+            core.at_end(move, lambda: self._finish(sent))
             durable = options.ack == AckLevel.DURABLE
             stopped = await core.wait_for(move, active, options.deadline_s, lambda: move.done if durable else move.copied)
             self._tell(move, parts, answer, stopped, sent)
@@ -266,7 +273,7 @@ class Evictor:
 
     # -- moving ----------------------------------------------------------------------------------------------------------------------
 
-    def _send(self, move: Move, parts: list[_Part], options: EvictOptions) -> _Sent:
+    def _send(self, session: Session, move: Move, parts: list[_Part], options: EvictOptions) -> _Sent:
         """Queue the jobs of all parts in one go: the move counts as copied when none of them is left, so none may come later.
 
         Restores of these keys wait for `over`.
@@ -320,7 +327,7 @@ class Evictor:
                 require_path=options.require_path,
             )
         move.filled()
-        return _Sent(over, lanes)
+        return _Sent(session, move, parts, options, over, lanes, set())
 
     def _fill(self, records: npt.NDArray[Any], part: _Part, options: EvictOptions) -> None:
         core = self._core
@@ -339,19 +346,27 @@ class Evictor:
         records["namespace_ordinal"], records["namespace_epoch"] = region.namespace.on_volumes[part.volume]
         records["flags"] = FLAG_KEEP if options.keep_until_s is not None else 0
 
-    def _finish(self, session: Session, move: Move, parts: list[_Part], options: EvictOptions, over: asyncio.Event) -> None:
+    def _finish(self, sent: _Sent) -> None:
         """When every block has a result: publish the good ones, free the slots of the others, hold and spill as asked."""
         core = self._core
         try:
-            for part in parts:
-                self._settle(session, move, part, options)
+            self._settle_done(sent)
         finally:
             # Also after a fault of ours: restores that wait for these keys would else wait until their deadlines.
-            for part in parts:
+            for part in sent.parts:
                 for key in part.keys.tolist():
-                    if core.in_flight.get(key) is over:
+                    if core.in_flight.get(key) is sent.over:
                         del core.in_flight[key]
-            over.set()
+            sent.over.set()
+
+    def _settle_done(self, sent: _Sent) -> None:
+        """Publish the parts that are over, and let restores go on that wait for the evict: a volume that hangs may keep the others for minutes."""
+        reasons = sent.move.reasons
+        for index, part in enumerate(sent.parts):
+            if index not in sent.settled and not (reasons[part.span] == PENDING).any():
+                sent.settled.add(index)
+                self._settle(sent.session, sent.move, part, sent.options)
+        sent.over.set()
 
     def _settle(self, session: Session, move: Move, part: _Part, options: EvictOptions) -> None:
         core = self._core

@@ -178,6 +178,11 @@ class Lane:
         return sum(0 < pending.job.deadline_ns <= now_ns for pending in self._running.values())
 
     @property
+    def running_count(self) -> int:
+        """Jobs that were sent and do not wait for their engine."""
+        return len(self._running)
+
+    @property
     def moves(self) -> list[Move]:
         """The moves that have jobs here which run."""
         return list({pending.move.number: pending.move for pending in self._running.values()}.values())

@@ -217,7 +217,7 @@ class Offload:
             for waiter in late:
                 waiter.cancel()
             for volume in self.core.volumes:
-                if volume.state == "opening":
+                if not volume.settled.is_set():
                     log.warning(
                         "volume does not answer; serving without it until it does",
                         volume=volume.options.path,

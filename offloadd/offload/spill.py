@@ -82,7 +82,7 @@ class Spiller:
         spilled, rest = 0, rows
         try:
             slab_failures = {volume.ordinal: volume.slab_failures for volume in core.volumes}
-            failed: set[int] = set()
+            failed: dict[int, Reason] = {}
             reason = Reason.NONE
             while rest.shape[0] and reason == Reason.NONE:
                 volume, reason = await self._next_volume(rest, payload_bytes, failed, slab_failures)
@@ -94,9 +94,9 @@ class Spiller:
                 volume.grant_wishes()
                 if len(reservation) == 0:
                     if reservation.shortage != Shortage.OPENING:
-                        reason = Reason.TIER_FULL
+                        failed[volume.ordinal] = Reason.TOO_LARGE if reservation.shortage == Shortage.TOO_LARGE else Reason.TIER_FULL
                     elif not await _first_of([changed], SPILL_WAIT_S):
-                        reason = Reason.DEADLINE
+                        failed[volume.ordinal] = Reason.DEADLINE
                     continue
                 here = here[: len(reservation)]
                 results = await self._write(volume, here, reservation, payload_bytes)
@@ -104,7 +104,7 @@ class Spiller:
                 elsewhere = np.isin(results, _ELSEWHERE)
                 self._gave_up(results[(results != 0) & ~elsewhere])
                 if elsewhere.any():
-                    failed.add(volume.ordinal)
+                    failed[volume.ordinal] = Reason.IO_ERROR if volume.health.writes.admits else Reason.VOLUME_DOWN
                 rest = rest[~np.isin(rest, here[~elsewhere])]
             self._gave_up(np.full(rest.shape[0], int(reason), dtype=np.uint32))
         finally:
@@ -118,7 +118,7 @@ class Spiller:
             self._core.counters["spill_blocks_failed"] += count
             self._core.counters[f"spill_blocks_failed_{Reason(reason).name.lower()}"] += count
 
-    async def _next_volume(self, rows: Rows, payload_bytes: int, failed: set[int], slab_failures: dict[int, int]) -> tuple[VolumeLink | None, Reason]:
+    async def _next_volume(self, rows: Rows, payload_bytes: int, failed: dict[int, Reason], slab_failures: dict[int, int]) -> tuple[VolumeLink | None, Reason]:
         """A volume that takes some of the blocks and has room for more on their way, waited for; or why there is none."""
         core = self._core
         more = rows.shape[0] * align_up(payload_bytes, SECTOR_BYTES)
@@ -131,7 +131,9 @@ class Spiller:
             volumes = [volume for volume in volumes if self._known_namespaces(rows, volume.ordinal).any()]
             if not volumes:
                 down = any(volume.serving and not volume.health.writes.admits for volume in core.volumes)
-                return None, Reason.VOLUME_DOWN if down else Reason.IO_ERROR if core.serving_volumes() else Reason.NO_TIER
+                # The last thing that went wrong is as true as the first.
+                why = next(reversed(failed.values()), Reason.IO_ERROR if core.serving_volumes() else Reason.NO_TIER)
+                return None, Reason.VOLUME_DOWN if down else why
             arrived = self._arrived
             ready = [one for one in volumes if not self._under_way[one.ordinal] or self._under_way[one.ordinal] + more <= self._share_bytes]
             if ready:

@@ -36,8 +36,7 @@ class VolumeHealth:
         self.options = options
         pause_ns = int(options.probe_interval_s * 1e9)
         pause_ns_max = max(pause_ns, int(PAUSE_MAX_S * 1e9))
-        self.reads = Breaker(failures_max=1, pause_ns=pause_ns, pause_ns_max=pause_ns_max)
-        self.writes = Breaker(failures_max=options.failures_max, pause_ns=pause_ns, pause_ns_max=pause_ns_max)
+        self.reads, self.writes = (Breaker(failures_max=options.failures_max, pause_ns=pause_ns, pause_ns_max=pause_ns_max) for _ in range(2))
         #: A probe is to tell whether the volume is well.
         self.suspected = False
         #: Something that was sent is late: a probe that went well does not count.
@@ -49,10 +48,11 @@ class VolumeHealth:
         """A slice was read or written, or was not."""
         if not writes:
             self.suspected |= not good
-        elif good:
+            return
+        if good:
             self.writes.succeeded()
         else:
-            self.writes.failed(clock.monotonic_ns(), f"{self.options.failures_max} writes in a row failed")
+            self.writes.failed(clock.monotonic_ns(), "writes failed, one after the other")
         self._tell()
 
     def suspect(self) -> None:

@@ -194,7 +194,9 @@ class VolumeLink:
 
     async def close(self, *, timeout_s: float) -> None:
         """Write the summaries of all open slabs, so that the next start scans nothing, and end the keeper."""
-        if self.process.alive and self.serving:
+        if self.process.alive and self.serving and not self.health.reads.admits:
+            log.warning("volume not closed cleanly, since it does not answer; the next start scans its open slabs", volume=self.options.path)
+        elif self.process.alive and self.serving:
             try:
                 async with asyncio.timeout(timeout_s):
                     if self._tasks:
@@ -204,7 +206,7 @@ class VolumeLink:
                             self.pool.closing(slab)
                             await self._close_slab(slab)
                     self.process.expect_exit()
-                    await self._requests.ask(CloseVolume(ticket=self._requests.ticket()))
+                    await self._requests.ask(CloseVolume(ticket=self._requests.ticket()), wait_s=None)
             except (TimeoutError, OffloaddError) as error:
                 log.warning("volume not closed cleanly; the next start scans its open slabs", volume=self.options.path, error=str(error) or "timed out")
         self._forget_retry()
@@ -241,7 +243,7 @@ class VolumeLink:
             # summary of before on the volume, and after a crash what was written since would not be found.
             await self._requests.ask(CloseSlab(ticket=self._requests.ticket(), slab=slab.index), wait_s=None)
         except OffloaddError as error:
-            log.warning("slab can't be closed; it stays open", volume=self.options.path, slab=slab.index, error=str(error))
+            log.warning("slab can't be closed; it is scanned at the next start, if it stays so", volume=self.options.path, slab=slab.index, error=str(error))
             await asyncio.sleep(CLOSE_RETRY_S)
             self.pool.closed(slab.index, clean=False)
         else:

@@ -16,6 +16,7 @@ from offloadd.model.enums import Reason
 from offloadd.offload.core import Core
 from offloadd.offload.lanes import Lane
 from offloadd.offload.volume_link import VolumeLink
+from offloadd.scheduler.breaker import BreakerState
 
 #: How often it looks.
 PERIOD_S = 0.25
@@ -42,7 +43,11 @@ class VolumeWatch:
         while True:
             for volume in self._core.volumes:
                 if volume.opened is not None:
-                    self.look(volume)
+                    try:
+                        self.look(volume)
+                    except Exception:
+                        # Of ours; without a look at it the next volume would hang unseen.
+                        log.exception("bug: looking after a volume failed", volume=volume.options.path)
             await asyncio.sleep(PERIOD_S)
 
     def stop(self) -> None:
@@ -114,9 +119,12 @@ class VolumeWatch:
         """A breaker of the volume has changed its state."""
         health = volume.health
         reads, writes = health.reads, health.writes
-        say = log.info if reads.admits and writes.admits else log.error
+        if not writes.admits:
+            say, what = log.error, "volume is not used" if not reads.admits else "volume is not written to"
+        else:
+            say, what = log.info, "volume is used again" if writes.state is BreakerState.CLOSED else "volume is used again, on trial"
         say(
-            "volume is used again" if reads.admits and writes.admits else "volume is not used",
+            what,
             volume=volume.options.path,
             reads=reads.state.value,
             writes=writes.state.value,
@@ -141,7 +149,9 @@ class VolumeWatch:
 
     def _answer_waiting(self, lanes: list[Lane]) -> None:
         """Requests that wait for what was sent to a volume that hangs get their answers now, not at their deadlines."""
-        stuck = {move.number for lane in lanes for move in lane.moves}
+        stuck = {move.number: move for lane in lanes for move in lane.moves}
+        for move in stuck.values():
+            move.on_stuck()
         for active in list(self._core.active.values()):
             if active.move is not None and active.move.number in stuck:
                 active.stop(Reason.VOLUME_DOWN)

@@ -68,7 +68,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     def _volume_statuses(self) -> list[pb.VolumeStatus]:
         core, now_ns = self._offload.core, clock.monotonic_ns()
-        return [volume_status(volume, core.late_count(volume.ordinal, now_ns)) for volume in core.volumes]
+        return [volume_status(volume, core.late_count(volume, now_ns)) for volume in core.volumes]
 
     def _session_status(self, session: Any) -> pb.SessionStatus:
         core = self._offload.core
@@ -159,7 +159,7 @@ def gpu_status(device: Device) -> pb.GpuStatus:
 
 
 def volume_status(volume: VolumeLink, late_count: int) -> pb.VolumeStatus:
-    """The state of one volume. `late_count`: moves that were sent to it and are past their deadlines."""
+    """The state of one volume. `late_count`: jobs that were sent to it and are late."""
     opened = volume.opened
     state = f"{volume.state}: {volume.failure}" if volume.state in ("failed", "retrying") else volume.state
     if volume.state == "retrying":

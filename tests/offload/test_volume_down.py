@@ -261,6 +261,30 @@ async def test_evicts_go_to_the_other_volume_and_without_one_to_the_arena_or_are
     assert (await evict).status.tolist() == [EvictStatus.STORED] and await front.held("a") == 1
 
 
+async def test_of_an_evict_over_both_volumes_the_half_that_was_written_is_stored_and_found_while_the_other_hangs(front: TwoVolumes) -> None:
+    evict = front.evict_to(0, "abcdefgh", ack=AckLevel.DURABLE)
+    late, written = await front.job_on(0), await front.job_on(1)
+    front.done_on(1, written)
+    await settle()
+    waiting = front.restore(8, "abcdefgh", deadline_s=10_000)
+    await settle()
+    assert not evict.done() and not waiting.done()
+    await front.stand_still(0)
+    answer = await evict
+    stored = answer.status == EvictStatus.STORED
+    assert stored.sum() == 4 and set(answer.reason[~stored].tolist()) == {Reason.VOLUME_DOWN}
+    # The restore that waited for the evict goes on: what was told as stored is read, the rest is not there.
+    for _ in range(4):
+        front.done_on(1, await front.job_on(1))
+    restored = await waiting
+    assert (restored.status == RestoreStatus.RESTORED).tolist() == stored.tolist()
+    assert set(restored.status[~stored].tolist()) == {RestoreStatus.NOT_FOUND}
+    front.done_on(0, late)
+    await front.core.idle()
+    assert (front.rows("abcdefgh") > 0).all(), "what was written late is there, too"
+    assert not front.core.in_flight
+
+
 async def test_a_spill_to_a_volume_that_hangs_is_carried_to_the_other_and_what_was_sent_keeps_its_arena_slots(front: TwoVolumes) -> None:
     evict = front.evict_to(0, "abcd")
     front.done(await front.job())
