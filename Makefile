@@ -73,8 +73,8 @@ clean:
 distclean: clean
 	@rm -rf $(VENV) *.egg-info
 
-# One stamp a set of extras. It is older than pyproject.toml or constraints.txt when a dependency changed, and than moves.c when that is to be built again.
-$(VENV)/.installed-%: pyproject.toml setup.py offloadd/transfer/moves.c constraints.txt tests/standin/requirements.txt | $(BIN)/pip
+# One stamp a set of extras. It is older than pyproject.toml or constraints.txt when a dependency changed, and than a C source when that is to be built again.
+$(VENV)/.installed-%: pyproject.toml setup.py $(wildcard offloadd/transfer/*.c) constraints.txt tests/standin/requirements.txt | $(BIN)/pip
 	@echo "installing offloadd$(EXTRAS_$*) into $(VENV): $(TAKES_$*)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.$(EXTRAS_$*)'
 	@test $* != test || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/standin/requirements.txt

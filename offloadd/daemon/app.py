@@ -17,6 +17,7 @@ from offloadd.errors import ConfigError
 from offloadd.memory.topology import read_topology
 from offloadd.metrics.registry import Metrics
 from offloadd.metrics.server import MetricsServer
+from offloadd.model.namespace import use_digests
 from offloadd.model.runtime import ADMIN_SOCKET, ATTACH_SOCKET, GRPC_SOCKET
 from offloadd.offload.service import Offload, OffloadSettings
 from offloadd.offload.volume_health import HealthOptions
@@ -26,6 +27,8 @@ from offloadd.rpc.attach import AttachServer
 from offloadd.rpc.convert import RequestLimits
 from offloadd.rpc.server import GrpcServer
 from offloadd.rpc.servicer import OffloadServicer
+from offloadd.transfer import native
+from offloadd.transfer.native import NativeUnavailableError
 
 log = structlog.get_logger()
 
@@ -131,6 +134,9 @@ class Daemon:
 
     async def start(self) -> None:
         """Lock, open the tiers, serve."""
+        # Without the library hashlib makes the keys; that it is not there the mover tells.
+        with contextlib.suppress(NativeUnavailableError):
+            use_digests(native.load().sha256_each)
         self._directory.acquire()
         await self.offload.start()
         await self._attach.start()

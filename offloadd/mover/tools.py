@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -88,7 +88,7 @@ def gather_blocks(piece: Slice, regions: Regions, target: Payloads, first: int =
     Raises ValueError for a block that its region does not have.
     """
     for region, mine in by_region(piece, regions, np.arange(len(piece.records))):
-        places = Payloads(target.buffer, target.offsets[mine], target.stride_bytes)
+        places = replace(target, offsets=target.offsets[mine])
         with _part(checks, mine) as part:
             region.gather(piece.records["block_index"][mine], places, first, last, part)
 
@@ -101,16 +101,16 @@ def scatter_blocks(
     Raises ValueError for a block that its region does not have.
     """
     for region, mine in by_region(piece, regions, chosen):
-        places = Payloads(source.buffer, source.offsets[mine], source.stride_bytes)
+        places = replace(source, offsets=source.offsets[mine])
         with _part(checks, np.searchsorted(chosen, mine)) as part:
             region.scatter(piece.records["block_index"][mine], places, first, last, part)
 
 
 @contextmanager
 def _part(checks: Checks | None, mine: Indices) -> Iterator[Checks | None]:
-    """The checks of some blocks; what is found in them at the end is entered into the whole."""
-    if checks is None:
-        yield None
+    """The checks of some blocks, in their order; what is found in them at the end is entered into the whole."""
+    if checks is None or mine.size == checks.count:
+        yield checks
         return
     part = Checks(checks.checksums[mine], None if checks.expected is None else checks.expected[mine])
     yield part

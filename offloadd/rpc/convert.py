@@ -10,7 +10,7 @@ import numpy.typing as npt
 from google.protobuf.duration_pb2 import Duration
 
 from offloadd import clock
-from offloadd.catalog.index import keys_array
+from offloadd.catalog.index import KEY_DTYPE, keys_array
 from offloadd.errors import InvalidRequest
 from offloadd.model.device_event import FLAG_WORD_BYTES, EventName, FlagValue
 from offloadd.model.enums import AckLevel, Path, Priority, Tier
@@ -294,7 +294,7 @@ def shard_keys(
     if asked > limits.blocks_per_request_max:
         raise InvalidRequest(f"request names {asked} blocks ({len(makers)} shards); blocks_per_request_max is {limits.blocks_per_request_max}")
     _check_hashes(hashes, "request")
-    return [keys_array(maker.keys(hashes)) for maker in makers], tokens
+    return [np.frombuffer(maker.packed(hashes), dtype=KEY_DTYPE) for maker in makers], tokens
 
 
 def lease_until_s(request: pb.LookupRequest, limits: RequestLimits) -> float | None:

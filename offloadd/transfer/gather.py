@@ -21,11 +21,15 @@ Checksums = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class Payloads:
-    """Where payloads lie in memory of ours: payload i begins at `offsets[i]` in `buffer`. `stride_bytes`: the distance at which two are neighbours."""
+    """Where payloads lie in memory of ours: payload i begins at `offsets[i]` in `buffer`. `stride_bytes`: the distance at which two are neighbours.
+
+    `past_caches`: long copies may leave the caches alone: memory is all that bounds them, and nobody reads their bytes soon.
+    """
 
     buffer: Bytes
     offsets: Indices
     stride_bytes: int
+    past_caches: bool = False
 
 
 @dataclass(slots=True)

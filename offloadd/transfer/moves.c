@@ -5,8 +5,8 @@
  *
  *   - One call moves a whole slice. NumPy needs one a run of blocks, and threads that leave and enter the interpreter every 50 µs wait for each other.
  *   - A payload is checked and copied while it is in the core's own cache, so memory is read once.
- *   - Long copies store past the caches (non-temporal): an ordinary store first reads the line that it is about to overwrite, a third of all traffic.
- *     The C library does so too, but only for single copies far longer than the 4 to 64 KiB pieces that engines have.
+ *   - Long copies store past the caches (non-temporal) where memory is what bounds them: an ordinary store first reads the line that it is about to
+ *     overwrite, a third of all traffic. The C library does so too, but only for single copies far longer than the 4 to 64 KiB pieces that engines have.
  *
  * Nothing here allocates, locks, or knows Python. Every address is checked against its memory's bounds before the first byte moves.
  */
@@ -18,7 +18,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 /* The oldest caller and the newest library must notice each other: raised with every change of a structure or a meaning. */
-#define INTERFACE 1
+#define INTERFACE 3
 
 typedef struct {
     uint8_t *base;        /* piece p of block b begins at base + p * plane_step + b * block_stride */
@@ -41,6 +41,7 @@ typedef struct {
     int64_t last;
     uint32_t *checksums;       /* out, one a block; NULL: none are computed */
     const uint32_t *expected;  /* scatter: blocks that have another checksum are left alone; NULL: all are scattered */
+    int64_t past_caches;       /* whether long moves store past the caches */
     int64_t checksum_ns;       /* out */
     int64_t copy_ns;           /* out */
 } Move;
@@ -293,7 +294,9 @@ static int check(const Move *move) {
     return MOVED;
 }
 
-static Copy copy_for(const Move *move) { return move->count * (move->last - move->first) >= PAST_CACHES_MIN ? copy_past_caches : copy_plain; }
+static Copy copy_for(const Move *move) { 
+    return move->past_caches && move->count * (move->last - move->first) >= PAST_CACHES_MIN ? copy_past_caches : copy_plain;
+}
 
 EXPORT int offloadd_gather(Move *move) {
     const int problem = check(move);

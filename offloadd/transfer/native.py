@@ -5,6 +5,7 @@ three times as fast by it, and single payloads of 640 KiB half as fast again.
 """
 
 import ctypes
+import hashlib
 import platform
 from importlib.util import find_spec
 from typing import Any
@@ -17,7 +18,7 @@ from offloadd.transfer.gather import Checks, Indices, Payloads, Views, block_crc
 
 _MODULE = "offloadd.transfer._moves"
 #: What this module is written for; see INTERFACE in moves.c.
-_INTERFACE = 1
+_INTERFACE = 3
 #: `Library.ways` where it uses no instruction that not every CPU has.
 PORTABLE = "portable C"
 
@@ -50,6 +51,7 @@ class _Move(ctypes.Structure):
         ("last", ctypes.c_int64),
         ("checksums", ctypes.c_void_p),
         ("expected", ctypes.c_void_p),
+        ("past_caches", ctypes.c_int64),
         ("checksum_ns", ctypes.c_int64),
         ("copy_ns", ctypes.c_int64),
     )
@@ -71,6 +73,8 @@ class Library:
         library.offloadd_ways.restype = ctypes.c_char_p
         library.offloadd_crc32c.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32)
         library.offloadd_crc32c.restype = ctypes.c_uint32
+        library.offloadd_sha256_each.argtypes = (ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p)
+        library.offloadd_sha256_each.restype = ctypes.c_int
         for function in (library.offloadd_gather, library.offloadd_scatter):
             function.argtypes = (ctypes.c_void_p,)
             function.restype = ctypes.c_int
@@ -80,6 +84,15 @@ class Library:
     def crc32c(self, data: npt.NDArray[np.uint8], value: int = 0) -> int:
         """CRC32C of contiguous bytes, continuing from `value`."""
         return int(self._library.offloadd_crc32c(_address(data), data.nbytes, value))
+
+    def sha256_each(self, prefix: bytes, items: bytes, item_bytes: int) -> bytes | None:
+        """SHA-256 of the prefix with each of the items (that lie one after the other) behind it, 32 bytes each; None where the CPU has no instruction for it,
+        or messages are too long."""
+        count = len(items) // item_bytes
+        digests = bytearray(32 * count)
+        if self._library.offloadd_sha256_each(prefix, len(prefix), items, item_bytes, count, ctypes.addressof(ctypes.c_char.from_buffer(digests))):
+            return None
+        return bytes(digests)
 
     def pieces(self, views: Views) -> "Pieces":
         """What gathers from and scatters to these views."""
@@ -126,6 +139,7 @@ class Pieces:
             first=first,
             last=end,
             checksums=_address(checks.checksums) if checks else None,
+            past_caches=ours.past_caches,
             expected=_address(checks.expected) if checks and checks.expected is not None else None,
         )
         problem = function(ctypes.byref(move))
@@ -188,13 +202,20 @@ def _prove(library: Library) -> None:
         found, expected = library.crc32c(data[3 : 3 + length], length), crc32c(data[3 : 3 + length], length)
         if found != expected:
             raise NativeUnavailableError(f"its CRC32C of {length} bytes is {found:#010x}, not {expected:#010x}: the NumPy way is used")
+    for prefix_bytes, item_bytes in ((51, 32), (51, 1), (0, 64), (55, 9), (119, 64)):
+        prefix, items = data[:prefix_bytes].tobytes(), data[-3 * item_bytes :].tobytes()
+        digests = library.sha256_each(prefix, items, item_bytes)
+        if digests is not None and digests != b"".join(hashlib.sha256(prefix + items[i * item_bytes : (i + 1) * item_bytes]).digest() for i in range(3)):
+            raise NativeUnavailableError(f"its SHA-256 of {prefix_bytes} and {item_bytes} bytes is not hashlib's: the NumPy way is used")
     # Rows that are no multiples of anything, behind each other and apart; the second one is long enough to be stored past the caches.
     for piece, planes, blocks in ((37, 3, 5), (2_011, 40, 4)):
         stride = piece + 5
         memory = data[7 : 7 + planes * blocks * stride].copy()
         views = (np.ndarray((planes, blocks, piece), np.uint8, memory, strides=(blocks * stride, stride, 1)),)
         chosen = np.arange(blocks)[::-1].copy()
-        theirs, ours = (Payloads(np.zeros(planes * piece * blocks, np.uint8), np.arange(blocks) * planes * piece, planes * piece) for _ in range(2))
+        theirs, ours = (
+            Payloads(np.zeros(planes * piece * blocks, np.uint8), np.arange(blocks) * planes * piece, planes * piece, past_caches=True) for _ in range(2)
+        )
         checks = Checks.of(blocks)
         gather(views, chosen, theirs)
         library.pieces(views).gather(chosen, ours, 0, None, checks)

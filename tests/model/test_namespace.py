@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offloadd.model import namespace
 from offloadd.model.namespace import KeyMaker, Namespace, Shard
 
 BASE = Namespace(tenant="uid:1", model="m", weights="w", block_tokens=16, salt=b"s", extra=(("a", "b"),))
@@ -55,3 +56,23 @@ def test_keys_differ_when_hash_group_or_namespace_do(first: bytes, first_group: 
 def test_the_key_is_the_documented_digest() -> None:
     prefix = b"offloadd.key.v1" + BASE.id() + (7).to_bytes(4, "little")
     assert KeyMaker(BASE.id(), 7).keys([b"x", b"yy"]) == [hashlib.sha256(prefix + name).digest() for name in (b"x", b"yy")]
+
+
+@pytest.mark.parametrize("block_hashes", [[], [b"x"], [b"x" * 32, b"y" * 32, b"z" * 32], [b"x" * 31, b"y" * 33]])
+@pytest.mark.parametrize("can", [True, False])
+def test_packed_keys_are_the_keys_by_whatever_function_makes_them(monkeypatch, block_hashes, can):
+    asked = []
+
+    def digests(prefix, items, item_bytes):
+        asked.append(item_bytes)
+        if not can:
+            return None
+        return b"".join(hashlib.sha256(prefix + items[at : at + item_bytes]).digest() for at in range(0, len(items), item_bytes))
+
+    monkeypatch.setattr(namespace, "_digest_each", digests)
+    maker = KeyMaker(BASE.id(), 7)
+    prefix = b"offloadd.key.v1" + BASE.id() + (7).to_bytes(4, "little")
+    want = [hashlib.sha256(prefix + name).digest() for name in block_hashes]
+    assert maker.packed(block_hashes) == b"".join(want) and maker.keys(block_hashes) == want
+    # Hashes of different lengths, though as many bytes together, are not items of one length.
+    assert set(asked) == ({len(block_hashes[0])} if len({len(name) for name in block_hashes}) == 1 else set())

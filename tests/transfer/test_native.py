@@ -1,6 +1,7 @@
 """What the C library does beyond NumPy's copies: checksums on the way, bounds of its own, and the proof at its start."""
 
 import ctypes
+import hashlib
 import os
 import shutil
 import subprocess
@@ -170,7 +171,7 @@ def installed(native, monkeypatch):
 
 def test_a_library_of_another_version_is_not_used(installed):
     installed(offloadd_interface=lambda: 99)
-    with pytest.raises(NativeUnavailableError, match="has interface 99; 1 is needed"):
+    with pytest.raises(NativeUnavailableError, match="has interface 99; 3 is needed"):
         load()
 
 
@@ -261,3 +262,30 @@ def test_the_code_for_arm_computes_the_same(tmp_path):
         assert checksum == crc32c(data[size % 9 : size % 9 + size], size)
     block = b"".join(data[plane * 5000 + 5 * 600 :][:511] for plane in range(7))
     assert lines[-1].split() == ["0", str(crc32c(block)), str(crc32c(block))]
+
+
+@given(prefix=st.binary(max_size=120), item_bytes=st.integers(1, 64), data=st.binary(min_size=200, max_size=400))
+def test_digests_are_those_of_hashlib(native, prefix, item_bytes, data):
+    items = data[: len(data) // item_bytes * item_bytes]
+    digests = native.sha256_each(prefix, items, item_bytes)
+    if digests is None:
+        pytest.skip("the CPU has no SHA instructions")
+    assert digests == b"".join(hashlib.sha256(prefix + items[at : at + item_bytes]).digest() for at in range(0, len(items), item_bytes))
+
+
+def test_messages_that_are_too_long_are_left_to_hashlib(native):
+    assert native.sha256_each(b"x" * 150, b"y" * 64, 64) is None
+    assert native.sha256_each(b"x" * 200, b"y", 1) is None
+
+
+def test_a_library_that_makes_other_keys_is_not_used(installed, native):
+    if native.sha256_each(b"", b"x", 1) is None:
+        pytest.skip("the CPU has no SHA instructions")
+
+    def wrong(prefix, prefix_bytes, items, item_bytes, count, digests):
+        ctypes.memset(digests, 0, 32 * count)
+        return 0
+
+    installed(offloadd_sha256_each=wrong)
+    with pytest.raises(NativeUnavailableError, match="SHA-256 of 51 and 32 bytes is not hashlib's"):
+        load()
