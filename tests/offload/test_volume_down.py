@@ -11,6 +11,7 @@ import pytest
 
 from offloadd import clock
 from offloadd.catalog.pool import Pool
+from offloadd.catalog.reservation import Reservation, Shortage
 from offloadd.errors import Unavailable, VolumeError
 from offloadd.ipc.channel import Channel, socket_pair
 from offloadd.model.enums import AckLevel, EvictStatus, Path, Reason, RestoreStatus, Tier
@@ -303,6 +304,23 @@ async def test_a_spill_to_a_volume_that_hangs_is_carried_to_the_other_and_what_w
     restore = front.restore(8, "abcd")
     front.done(await front.job())
     assert (await restore).status.tolist() == [RestoreStatus.RESTORED] * 4
+
+
+async def test_a_spill_finds_the_volume_with_room_when_the_first_is_full(front: TwoVolumes) -> None:
+    empty = np.zeros(0, dtype=np.uint32)
+    front.volumes[1].pool.reserve = lambda *asked: Reservation(empty, empty, empty, empty, Shortage.FULL)  # type: ignore[method-assign]
+    evict = front.evict_to(0, "ab")
+    front.done(await front.job())
+    await evict
+    front.done_on(0, await front.job_on(0))
+    await front.core.idle()
+    assert front.core.counters["spilled_blocks"] == 2 and front.core.counters["spill_blocks_failed"] == 0
+    front.volumes[0].serving = False  # type: ignore[misc]
+    evict = front.evict_to(0, "cd")
+    front.done(await front.job())
+    await evict
+    await front.core.idle()
+    assert front.core.counters["spill_blocks_failed_tier_full"] == 2 and front.pins("cd") == [0, 0]
 
 
 async def test_incident_22_a_spill_without_another_volume_is_given_up_and_counted_and_pins_nothing_that_was_not_sent(front: TwoVolumes) -> None:
