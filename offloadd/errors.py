@@ -11,7 +11,7 @@ A miss, a rejection and a full tier are outcomes, not errors. An exception means
     ├── LimitExceeded         wait, or ask for less                                              RESOURCE_EXHAUSTED
     ├── PathUnavailable       ask for another path, or drop `require_path`                       FAILED_PRECONDITION
     ├── Unavailable           the daemon (or a part of it) is away: repeat after a pause         UNAVAILABLE
-    ├── DeadlineExpired       nothing was started in time: recompute                             DEADLINE_EXCEEDED
+    ├── DeadlineExpired       it was not over by the deadline: recompute, or repeat              DEADLINE_EXCEEDED
     ├── DaemonFailed          the daemon has a fault: report it, recompute                       INTERNAL
     ├── ConfigError           mend the configuration file                                        (start-up)
     ├── AlreadyRunning        another daemon owns this socket                                    (start-up)
@@ -68,7 +68,7 @@ class Unavailable(OffloaddError):
 
 
 class DeadlineExpired(OffloaddError):
-    """The deadline passed before anything was started."""
+    """The deadline passed before a move was started, or before anything else was over."""
 
 
 class DaemonFailed(OffloaddError):

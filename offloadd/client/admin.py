@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 
 from offloadd.client import calls
+from offloadd.errors import DeadlineExpired
 from offloadd.model.runtime import ADMIN_SOCKET, runtime_dir_default
 from offloadd.v1 import admin_pb2 as pb
 from offloadd.v1.admin_pb2_grpc import AdminServiceStub
@@ -31,12 +32,24 @@ class AdminClient:
         return list(self._ask(self._stub.Volumes, pb.VolumesRequest()).volumes)
 
     def drain(self, *, timeout_s: float | None = None) -> int:
-        """Have the daemon spill kept blocks and exit; the blocks spilled. Spilling takes as long as it takes: without `timeout_s` this waits."""
-        with calls.Errors():
-            return int(self._stub.Drain(pb.DrainRequest(), timeout=timeout_s).spilled_count)
+        """Have the daemon spill kept blocks and exit; the blocks spilled. Spilling takes as long as it takes: without `timeout_s` this waits.
+
+        Raises DeadlineExpired after `timeout_s`; the drain goes on.
+        """
+        while True:
+            try:
+                with calls.Errors():
+                    return int(self._stub.Drain(pb.DrainRequest(), timeout=timeout_s).spilled_count)
+            except DeadlineExpired:
+                # Each call ends by the daemon's default deadline; the next one waits for the same drain.
+                if timeout_s is not None:
+                    raise
 
     def drop_namespace(self, namespace_id: bytes) -> int:
-        """Forget a namespace for ever; the blocks dropped. Raises UnknownRegion if there is no such namespace, Unavailable if a volume could not be told."""
+        """Forget a namespace for ever; the blocks dropped. Raises UnknownRegion if there is no such namespace, Unavailable if a volume could not be told.
+
+        DeadlineExpired: it is dropped, but a volume has not answered yet; a repeated call waits for the same drop.
+        """
         return int(self._ask(self._stub.DropNamespace, pb.DropNamespaceRequest(namespace_id=namespace_id)).dropped_count)
 
     def watch_events(self) -> Iterator[pb.WatchEventsResponse]:

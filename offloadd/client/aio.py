@@ -16,7 +16,7 @@ from offloadd.client.attach import AttachLink
 from offloadd.client.cuda.memory import DeviceMemory
 from offloadd.client.memory import HostMemory
 from offloadd.client.values import Blocks, Capabilities, EvictResult, LookupResult, PrefetchResult, Region, RestorePart, RestoreResult, ShardName
-from offloadd.errors import LimitExceeded, OffloaddError, Unavailable
+from offloadd.errors import DeadlineExpired, LimitExceeded, OffloaddError, Unavailable
 from offloadd.model.device_event import EventName
 from offloadd.model.enums import AckLevel, Path, Priority, Tier
 from offloadd.model.namespace import Namespace
@@ -101,17 +101,18 @@ class AsyncClient:
         memories: Sequence[HostMemory | DeviceMemory],
         namespace: Namespace,
         cache_group: int = 0,
+        deadline_s: float | None = None,
     ) -> Region:
         """Register memory in which `block_count` blocks lie, all of it on one device.
 
-        Raises InvalidRequest, LimitExceeded, PathUnavailable (the daemon does not serve the device), Unavailable.
+        Raises InvalidRequest, LimitExceeded, PathUnavailable (the daemon does not serve the device), Unavailable, DeadlineExpired; nothing changed then.
         """
         region = Region(convert.device_of(memories), cache_group, block_count, tuple(planes), tuple(memories), namespace)
         async with self._region_lock:
             # In the list before the call: a reconnect in between registers it with the others, and `registered` keeps it from being done twice.
             self._regions.append(region)
             try:
-                await self._call(lambda link: self._register(link, region))
+                await self._call(lambda link: self._register(link, region, deadline_s))
             except BaseException:
                 self._regions.remove(region)
                 if self._link is not None:
@@ -121,13 +122,20 @@ class AsyncClient:
                 raise
         return region
 
-    async def unregister_region(self, region: Region) -> None:
-        """Unregister; afterwards no mapping of it is left in the daemon, and its memory may be reused or closed. May be repeated."""
+    async def unregister_region(self, region: Region, *, deadline_s: float | None = None) -> None:
+        """Unregister; afterwards no mapping of it is left in the daemon, and its memory may be reused or closed. May be repeated.
+
+        Raises DeadlineExpired if it can't be told in time that nothing is mapped any more: repeat, and do not reuse the memory before.
+        """
         async with self._region_lock:
             if region not in self._regions:
                 return
             self._regions.remove(region)
-            await self._call(lambda link: self._unregister(link, region))
+            try:
+                await self._call(lambda link: self._unregister(link, region, deadline_s))
+            except DeadlineExpired:
+                self._regions.append(region)
+                raise
             region.region_id = b""
 
     async def evict(
@@ -313,6 +321,10 @@ class AsyncClient:
     async def _unary(self, link: _Link, method: Callable[..., Any], request: object, deadline_s: float | None = None) -> Any:
         return await method(request, timeout=calls.timeout_s(link.capabilities, deadline_s), metadata=link.metadata)
 
+    async def _bounded(self, link: _Link, method: Callable[..., Any], request: object, deadline_s: float | None) -> Any:
+        """A call whose request has no field for a deadline: gRPC's is the one that the daemon answers by."""
+        return await method(request, timeout=calls.deadline_s(link.capabilities, deadline_s), metadata=link.metadata)
+
     async def _restore_parts(self, link: _Link, blocks: Blocks | Sequence[Blocks], options: dict[str, Any]) -> AsyncGenerator[RestorePart, None]:
         parser = convert.RestoreParser(convert.block_count(blocks))
         timeout_s = calls.timeout_s(link.capabilities, options["deadline_s"])
@@ -332,14 +344,14 @@ class AsyncClient:
                 async for part in parts:
                     yield part
 
-    async def _register(self, link: _Link, region: Region) -> None:
+    async def _register(self, link: _Link, region: Region, deadline_s: float | None = None) -> None:
         if region in link.registered:
             return
         for memory in region.memories:
             if convert.is_attached(memory) and memory not in link.memory_ids:
                 link.memory_ids[memory] = await asyncio.to_thread(link.attach.hand_over, memory)
         request = convert.register_request(region, link.memory_ids)
-        convert.take_registered(region, await self._unary(link, link.stub.RegisterRegion, request))
+        convert.take_registered(region, await self._bounded(link, link.stub.RegisterRegion, request, deadline_s))
         link.registered.add(region)
 
     async def _detach(self, link: _Link, region: Region) -> None:
@@ -348,9 +360,9 @@ class AsyncClient:
             if memory in link.memory_ids and not any(memory in other.memories for other in self._regions):
                 await asyncio.to_thread(link.attach.detach_memory, link.memory_ids.pop(memory))
 
-    async def _unregister(self, link: _Link, region: Region) -> None:
+    async def _unregister(self, link: _Link, region: Region, deadline_s: float | None) -> None:
         if region in link.registered:
-            await self._unary(link, link.stub.UnregisterRegion, pb.UnregisterRegionRequest(region_id=region.region_id))
+            await self._bounded(link, link.stub.UnregisterRegion, pb.UnregisterRegionRequest(region_id=region.region_id), deadline_s)
             link.registered.discard(region)
         await self._detach(link, region)
 

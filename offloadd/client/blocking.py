@@ -18,7 +18,7 @@ from offloadd.client.attach import AttachLink
 from offloadd.client.cuda.memory import DeviceMemory
 from offloadd.client.memory import HostMemory
 from offloadd.client.values import Blocks, Capabilities, EvictResult, LookupResult, PrefetchResult, Region, RestorePart, RestoreResult, ShardName
-from offloadd.errors import LimitExceeded, OffloaddError, Unavailable
+from offloadd.errors import DeadlineExpired, LimitExceeded, OffloaddError, Unavailable
 from offloadd.model.device_event import EventName
 from offloadd.model.enums import AckLevel, Path, Priority, Tier
 from offloadd.model.namespace import Namespace
@@ -119,17 +119,18 @@ class Client:
         memories: Sequence[HostMemory | DeviceMemory],
         namespace: Namespace,
         cache_group: int = 0,
+        deadline_s: float | None = None,
     ) -> Region:
         """Register memory in which `block_count` blocks lie, all of it on one device.
 
-        Raises InvalidRequest, LimitExceeded, PathUnavailable (the daemon does not serve the device), Unavailable.
+        Raises InvalidRequest, LimitExceeded, PathUnavailable (the daemon does not serve the device), Unavailable, DeadlineExpired; nothing changed then.
         """
         region = Region(convert.device_of(memories), cache_group, block_count, tuple(planes), tuple(memories), namespace)
         with self._region_lock:
             # In the list before the call: a reconnect in between registers it with the others, and `registered` keeps it from being done twice.
             self._regions.append(region)
             try:
-                self._call(lambda link: self._register(link, region))
+                self._call(lambda link: self._register(link, region, deadline_s))
             except BaseException:
                 self._regions.remove(region)
                 link = self._link
@@ -140,13 +141,20 @@ class Client:
                 raise
         return region
 
-    def unregister_region(self, region: Region) -> None:
-        """Unregister; afterwards no mapping of it is left in the daemon, and its memory may be reused or closed. May be repeated."""
+    def unregister_region(self, region: Region, *, deadline_s: float | None = None) -> None:
+        """Unregister; afterwards no mapping of it is left in the daemon, and its memory may be reused or closed. May be repeated.
+
+        Raises DeadlineExpired if it can't be told in time that nothing is mapped any more: repeat, and do not reuse the memory before.
+        """
         with self._region_lock:
             if region not in self._regions:
                 return
             self._regions.remove(region)
-            self._call(lambda link: self._unregister(link, region))
+            try:
+                self._call(lambda link: self._unregister(link, region, deadline_s))
+            except DeadlineExpired:
+                self._regions.append(region)
+                raise
             region.region_id = b""
 
     def evict(
@@ -306,6 +314,10 @@ class Client:
     def _unary(self, link: _Link, method: Callable[..., Any], request: object, deadline_s: float | None = None) -> Any:
         return method(request, timeout=calls.timeout_s(link.capabilities, deadline_s), metadata=link.metadata)
 
+    def _bounded(self, link: _Link, method: Callable[..., Any], request: object, deadline_s: float | None) -> Any:
+        """A call whose request has no field for a deadline: gRPC's is the one that the daemon answers by."""
+        return method(request, timeout=calls.deadline_s(link.capabilities, deadline_s), metadata=link.metadata)
+
     def _restore_parts(self, link: _Link, blocks: Blocks | Sequence[Blocks], options: dict[str, Any]) -> Generator[RestorePart, None, None]:
         parser = convert.RestoreParser(convert.block_count(blocks))
         stream = self._unary(link, link.stub.Restore, convert.restore_request(blocks, **options), options["deadline_s"])
@@ -327,14 +339,14 @@ class Client:
         with self._errors(link):
             yield from self._restore_parts(link, blocks, options)
 
-    def _register(self, link: _Link, region: Region) -> None:
+    def _register(self, link: _Link, region: Region, deadline_s: float | None = None) -> None:
         if region in link.registered:
             return
         for memory in region.memories:
             if convert.is_attached(memory) and memory not in link.memory_ids:
                 link.memory_ids[memory] = link.attach.hand_over(memory)
         request = convert.register_request(region, link.memory_ids)
-        convert.take_registered(region, self._unary(link, link.stub.RegisterRegion, request))
+        convert.take_registered(region, self._bounded(link, link.stub.RegisterRegion, request, deadline_s))
         link.registered.add(region)
 
     def _detach(self, link: _Link, region: Region) -> None:
@@ -343,9 +355,9 @@ class Client:
             if memory in link.memory_ids and not any(memory in other.memories for other in self._regions):
                 link.attach.detach_memory(link.memory_ids.pop(memory))
 
-    def _unregister(self, link: _Link, region: Region) -> None:
+    def _unregister(self, link: _Link, region: Region, deadline_s: float | None) -> None:
         if region in link.registered:
-            self._unary(link, link.stub.UnregisterRegion, pb.UnregisterRegionRequest(region_id=region.region_id))
+            self._bounded(link, link.stub.UnregisterRegion, pb.UnregisterRegionRequest(region_id=region.region_id), deadline_s)
             link.registered.discard(region)
         self._detach(link, region)
 

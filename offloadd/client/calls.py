@@ -79,9 +79,14 @@ def _task_is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def timeout_s(capabilities: Capabilities, deadline_s: float | None) -> float:
-    """When to give a call up: its deadline, or the daemon's own, and the grace."""
-    return (deadline_s if deadline_s is not None else capabilities.deadline_s or DEADLINE_UNKNOWN_S) + ANSWER_GRACE_S
+def deadline_s(capabilities: Capabilities, own_s: float | None) -> float:
+    """The deadline of a call: its own, or the daemon's default."""
+    return own_s if own_s is not None else capabilities.deadline_s or DEADLINE_UNKNOWN_S
+
+
+def timeout_s(capabilities: Capabilities, own_s: float | None) -> float:
+    """When to give a call up: its deadline and the grace."""
+    return deadline_s(capabilities, own_s) + ANSWER_GRACE_S
 
 
 def backoff_s() -> Iterator[float]:

@@ -125,7 +125,9 @@ class Daemon:
         self._engines = GrpcServer(runtime_dir / GRPC_SOCKET, mode=SOCKET_MODE, message_bytes_max=limits.message_bytes_max, calls_max=calls_max)
         self._operators = GrpcServer(runtime_dir / ADMIN_SOCKET, mode=ADMIN_SOCKET_MODE, message_bytes_max=limits.message_bytes_max, calls_max=64)
         self._engines.add_offload(OffloadServicer(self.offload, limits_of(config), limits.regions_per_session_max, limits.planes_per_region_max))
-        self._operators.add_admin(AdminServicer(self.offload, counters=self._counters, on_drain=self._stop_serving, on_drained=self.stopping.set))
+        self._operators.add_admin(
+            AdminServicer(self.offload, limits_of(config), counters=self._counters, on_drain=self._stop_serving, on_drained=self.stopping.set)
+        )
         self._attach = AttachServer(runtime_dir / ATTACH_SOCKET, self.offload.sessions, mode=SOCKET_MODE)
         self._metrics_server: MetricsServer | None = None
         #: Where the metrics are, empty if nowhere.

@@ -60,7 +60,7 @@ def evict(tools: Tools, piece: Slice) -> None:
         pages[index * SECTOR_BYTES : (index + 1) * SECTOR_BYTES] = 0
     bench.put_pages(count, slot_bytes)
     piece.spent_on_checksum()
-    with volume.gate.passing(count * slot_bytes):
+    with volume.gate.passing(count * slot_bytes, lambda: tools.called_off(piece)):
         piece.spent_on_io(bench.write(count * slot_bytes, offset, durable=job.durable))
     _tell_the_way(piece, bench)
 
@@ -69,7 +69,7 @@ def restore(tools: Tools, piece: Slice) -> None:
     """Volume → GPU staging slot → region. Only blocks whose header and checksum are right are scattered."""
     volume, job, records, bench = tools.the_volume(), piece.job, piece.records, _bench(tools)
     count, slot_bytes = len(records), job.slot_bytes
-    with volume.gate.passing(count * slot_bytes):
+    with volume.gate.passing(count * slot_bytes, lambda: tools.called_off(piece)):
         piece.spent_on_io(bench.read(count * slot_bytes, volume.slot_offset(records, slot_bytes)))
     _tell_the_way(piece, bench)
     if job.verify:
@@ -98,7 +98,7 @@ def restore(tools: Tools, piece: Slice) -> None:
 def read_only(tools: Tools, piece: Slice) -> None:
     """Volume → GPU staging slot and no further."""
     volume, bench, size_bytes = tools.the_volume(), _bench(tools), len(piece.records) * piece.job.slot_bytes
-    with volume.gate.passing(size_bytes):
+    with volume.gate.passing(size_bytes, lambda: tools.called_off(piece)):
         piece.spent_on_io(bench.read(size_bytes, volume.slot_offset(piece.records, piece.job.slot_bytes)))
     # The ceiling of `gds` is one only if it went that way itself.
     _tell_the_way(piece, bench)

@@ -2,13 +2,22 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from offloadd.model.enums import Reason
 from offloadd.units import MIB
 
 #: Bytes that keep any volume busy: 1.2 ms of a 7 GB/s device. Below it every I/O gets in.
 BUSY_BYTES = 8 * MIB
+
+
+class CalledOffError(Exception):
+    """The I/O was not begun: nobody wants it any more, for this reason."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.name)
+        self.reason = reason
 
 
 class IoGate:
@@ -27,8 +36,8 @@ class IoGate:
         self._waiting = 0
 
     @contextmanager
-    def passing(self, size_bytes: int) -> Iterator[None]:
-        """Wait for room, hold it for the length of the I/O."""
+    def passing(self, size_bytes: int, called_off: Callable[[], Reason]) -> Iterator[None]:
+        """Wait for room, hold it for the length of the I/O. Raises `CalledOffError` if there is a reason, after the wait, not to begin it."""
         with self._changed:
             self._waiting += 1
             self._changed.wait_for(lambda: self._count < self._long_count or self._bytes + size_bytes <= BUSY_BYTES)
@@ -36,6 +45,9 @@ class IoGate:
             self._count += 1
             self._bytes += size_bytes
         try:
+            # Behind I/Os that hang the wait may have lasted for minutes, and requests have ended meanwhile.
+            if reason := called_off():
+                raise CalledOffError(reason)
             yield
         finally:
             with self._changed:

@@ -77,11 +77,11 @@ def evict(tools: Tools, piece: Slice) -> None:
         staging[SECTOR_BYTES + last - first : SECTOR_BYTES + _padded(last - first)] = 0
         piece.spent_on_checksum()
         if number:
-            piece.spent_on_io(volume.write([staging[SECTOR_BYTES : SECTOR_BYTES + _padded(last - first)]], offset + SECTOR_BYTES + first, durable=job.durable))
+            tools.write(piece, [staging[SECTOR_BYTES : SECTOR_BYTES + _padded(last - first)]], offset + SECTOR_BYTES + first)
     piece.checksums[0] = _whole_crc(crcs, chunks)
     _seal_header(staging[:SECTOR_BYTES], piece, volume.volume_uuid, crcs)
     piece.spent_on_checksum()
-    piece.spent_on_io(volume.write([staging[: SECTOR_BYTES + _padded(chunks[0][2])]], offset, durable=job.durable))
+    tools.write(piece, [staging[: SECTOR_BYTES + _padded(chunks[0][2])]], offset)
 
 
 def restore(tools: Tools, piece: Slice) -> None:
@@ -127,12 +127,12 @@ def _verified(tools: Tools, piece: Slice, target: Callable[[int, int], Bytes]) -
     for number, first, last in chunks:
         buffer = target(first, _padded(last - first))
         if number == 0:
-            piece.spent_on_io(volume.read([page, buffer], offset))
+            tools.read(piece, [page, buffer], offset)
             if job.verify and not slot_headers.judge_chunked(head, piece.records, volume_uuid=volume.volume_uuid, chunk_count=len(chunks)):
                 piece.fail(Reason.HEADER_MISMATCH)
                 return
         else:
-            piece.spent_on_io(volume.read([buffer], offset + SECTOR_BYTES + first))
+            tools.read(piece, [buffer], offset + SECTOR_BYTES + first)
         crcs[number] = crc32c(buffer[: last - first])
         piece.spent_on_checksum()
         if job.verify and crcs[number] != head["chunk_crcs"][0, number]:
@@ -160,8 +160,8 @@ def spill(tools: Tools, piece: Slice) -> None:
     _seal_header(page, piece, volume.volume_uuid, crcs)
     piece.spent_on_checksum()
     for _, first, last in chunks[1:]:
-        piece.spent_on_io(volume.write([slot[first : first + _padded(last - first)]], offset + SECTOR_BYTES + first, durable=job.durable))
-    piece.spent_on_io(volume.write([page, slot[: _padded(chunks[0][2])]], offset, durable=job.durable))
+        tools.write(piece, [slot[first : first + _padded(last - first)]], offset + SECTOR_BYTES + first)
+    tools.write(piece, [page, slot[: _padded(chunks[0][2])]], offset)
 
 
 def read_only(tools: Tools, piece: Slice) -> None:
@@ -170,4 +170,4 @@ def read_only(tools: Tools, piece: Slice) -> None:
     offset = volume.slot_offset(piece.records, piece.job.slot_bytes)
     for number, first, last in _chunks(piece):
         begin = 0 if number == 0 else SECTOR_BYTES
-        piece.spent_on_io(volume.read([staging[begin : SECTOR_BYTES + _padded(last - first)]], offset + begin + first))
+        tools.read(piece, [staging[begin : SECTOR_BYTES + _padded(last - first)]], offset + begin + first)

@@ -47,7 +47,7 @@ def spill(tools: Tools, piece: Slice) -> None:
     for run in np.split(good, np.flatnonzero(np.diff(good) != 1) + 1):
         if run.size:
             begin, end = int(run[0]), int(run[-1]) + 1
-            piece.spent_on_io(volume.write(_vector(tools.staging, arena, piece, begin, end), offset + begin * job.slot_bytes, durable=job.durable))
+            tools.write(piece, _vector(tools.staging, arena, piece, begin, end), offset + begin * job.slot_bytes)
 
 
 def prefetch(tools: Tools, piece: Slice) -> None:
@@ -56,7 +56,7 @@ def prefetch(tools: Tools, piece: Slice) -> None:
     count = len(records)
     arena.check(records)
     offset = volume.slot_offset(records, job.slot_bytes)
-    piece.spent_on_io(volume.read(_vector(tools.staging, arena, piece, 0, count), offset))
+    tools.read(piece, _vector(tools.staging, arena, piece, 0, count), offset)
     heads = slot_headers.headers_in(tools.staging, count, SECTOR_BYTES)
     if job.verify:
         piece.reasons[~slot_headers.judge(heads, records, volume_uuid=volume.volume_uuid)] = Reason.HEADER_MISMATCH

@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from offloadd.memory.mapping import Bytes
+from offloadd.model.enums import Reason
 from offloadd.mover.arena import Arena
 from offloadd.mover.device import Bench, EventNotOpenedError, MappedRegion, MoverDevice
 from offloadd.mover.engine_memory import EngineMemory
-from offloadd.mover.messages import LaneAnswer
+from offloadd.mover.messages import LaneAnswer, Operation
 from offloadd.mover.slices import Slice
 from offloadd.mover.volume import Volume
 from offloadd.transfer.checksum import crc32c
@@ -54,6 +55,21 @@ class Tools:
         if self.volume is None:
             raise ValueError("a volume job came to a lane without a volume")
         return self.volume
+
+    def read(self, piece: Slice, buffers: list[Bytes], offset: int) -> None:
+        """Fill all buffers from the volume in one I/O of the slice. Raises as `Volume.read`."""
+        piece.spent_on_io(self.the_volume().read(buffers, offset, lambda: self.called_off(piece)))
+
+    def write(self, piece: Slice, buffers: list[Bytes], offset: int) -> None:
+        """Write all buffers to the volume in one I/O of the slice. Raises as `Volume.write`."""
+        piece.spent_on_io(self.the_volume().write(buffers, offset, lambda: self.called_off(piece), durable=piece.job.durable))
+
+    def called_off(self, piece: Slice) -> Reason:
+        """Why no I/O of the slice may begin any more; NONE if one may. An evict that was to be copied only is written however late: it may have been answered
+        STORED at its COPIED. One that was not is fenced."""
+        if piece.expired() and (piece.operation != Operation.EVICT or piece.job.durable):
+            return Reason.DEADLINE
+        return Reason.CANCELLED if self.memories.engine.fenced(piece.job.move) else Reason.NONE
 
     def the_arena(self) -> Arena:
         """The arena; ValueError when it is not mapped."""

@@ -1,9 +1,11 @@
 """One volume as a mover sees it: two descriptors passed to it, and where slots lie."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from offloadd.memory.mapping import Bytes
+from offloadd.model.enums import Reason
 from offloadd.model.slots import Records
 from offloadd.mover import slot_io
 from offloadd.mover.io_gate import IoGate
@@ -27,14 +29,14 @@ class Volume:
     gate: IoGate
     scratch: Scratch = NO_SCRATCH
 
-    def read(self, buffers: list[Bytes], offset: int) -> int:
-        """Fill all buffers from `offset` in one I/O; the count of bytes read. Raises `ShortIoError`, OSError."""
-        with self.gate.passing(sum(buffer.nbytes for buffer in buffers)):
+    def read(self, buffers: list[Bytes], offset: int, called_off: Callable[[], Reason]) -> int:
+        """Fill all buffers from `offset` in one I/O; the count of bytes read. Raises `ShortIoError`, `CalledOffError` (see `IoGate`), OSError."""
+        with self.gate.passing(sum(buffer.nbytes for buffer in buffers), called_off):
             return slot_io.read(self.data_fd, buffers, offset)
 
-    def write(self, buffers: list[Bytes], offset: int, *, durable: bool) -> int:
-        """Write all buffers at `offset` in one I/O, on the device when it returns if `durable`; the count of bytes written. Raises `ShortIoError`, OSError."""
-        with self.gate.passing(sum(buffer.nbytes for buffer in buffers)):
+    def write(self, buffers: list[Bytes], offset: int, called_off: Callable[[], Reason], *, durable: bool) -> int:
+        """Write all buffers at `offset` in one I/O, on the device when it returns if `durable`; the count of bytes written. Raises as `read`."""
+        with self.gate.passing(sum(buffer.nbytes for buffer in buffers), called_off):
             return slot_io.write(self.synced_fd if durable else self.data_fd, buffers, offset)
 
     def slot_offset(self, records: Records, slot_bytes: int) -> int:

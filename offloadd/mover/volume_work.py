@@ -47,7 +47,7 @@ def evict(tools: Tools, piece: Slice) -> None:
         # A block that was not copied faithfully must not come back under its key after a restart: no header, no block.
         staged[index * job.slot_bytes : index * job.slot_bytes + SECTOR_BYTES] = 0
     piece.spent_on_checksum()
-    piece.spent_on_io(volume.write([staged], offset, durable=job.durable))
+    tools.write(piece, [staged], offset)
 
 
 def _zero_padding(staged: Bytes, piece: Slice) -> None:
@@ -67,7 +67,7 @@ def restore(tools: Tools, piece: Slice) -> None:
     volume, job, records = tools.the_volume(), piece.job, piece.records
     staged = _staged(tools, piece)
     offset = volume.slot_offset(records, job.slot_bytes)
-    piece.spent_on_io(volume.read([staged], offset))
+    tools.read(piece, [staged], offset)
     heads = slot_headers.headers_in(staged, len(records), job.slot_bytes)
     if job.verify:
         piece.reasons[~slot_headers.judge(heads, records, volume_uuid=volume.volume_uuid)] = Reason.HEADER_MISMATCH
@@ -80,4 +80,4 @@ def read_only(tools: Tools, piece: Slice) -> None:
     """Volume → staging slot and no further."""
     volume = tools.the_volume()
     staged = _staged(tools, piece)
-    piece.spent_on_io(volume.read([staged], volume.slot_offset(piece.records, piece.job.slot_bytes)))
+    tools.read(piece, [staged], volume.slot_offset(piece.records, piece.job.slot_bytes))

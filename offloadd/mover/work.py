@@ -8,6 +8,7 @@ from offloadd.errors import InvalidRequest
 from offloadd.model.enums import Reason
 from offloadd.mover import arena_work, gds_work, long_work, spill_work, volume_work
 from offloadd.mover.device import EventNotOpenedError
+from offloadd.mover.io_gate import CalledOffError
 from offloadd.mover.messages import Operation
 from offloadd.mover.slices import Slice
 from offloadd.mover.slot_io import ShortIoError
@@ -58,6 +59,8 @@ def run(tools: Tools, piece: Slice) -> None:
         _attempt(tools, piece)
     except FrontGoneError:
         raise
+    except CalledOffError as error:
+        piece.fail(error.reason)
     except ShortIoError as error:
         _say(piece, error)
         piece.fail(Reason.SHORT_IO)

@@ -13,7 +13,7 @@ import structlog
 
 from offloadd import clock
 from offloadd.catalog.catalog import Catalog
-from offloadd.errors import DeadlineExpired, LimitExceeded, PathUnavailable
+from offloadd.errors import LimitExceeded, PathUnavailable
 from offloadd.model.device_event import EventName
 from offloadd.model.enums import Path, Reason, Tier
 from offloadd.model.slots import BLOCK_DTYPE
@@ -25,14 +25,12 @@ from offloadd.offload.moves import Move, PathUse
 from offloadd.offload.namespaces import Namespaces
 from offloadd.offload.regions import Regions
 from offloadd.offload.sessions import Session
+from offloadd.offload.stopping import Active, Stopping
 from offloadd.offload.traffic import Traffic
 from offloadd.offload.volume_link import VolumeLink
 from offloadd.scheduler.lane_queue import JobClass
 
 log = structlog.get_logger()
-
-#: How long the answer waits for a fence at the deadline. A running copy of one slice takes milliseconds; what takes longer is QUARANTINED.
-FENCE_WAIT_S = 1.0
 
 #: Slabs that a volume may fail to open or cut before a request or spill stops waiting for it: a full disk is told in a fraction of a second, not at the
 #: deadline, and arena slots do not stay pinned for it.
@@ -66,23 +64,6 @@ class Observer(Protocol):
 
 
 @dataclass(slots=True)
-class Active:
-    """A request that runs: its session's, and how it is told to stop."""
-
-    session: Session
-    request_id: str
-    move: Move | None = None
-    stop_reason: Reason = Reason.NONE
-
-    def stop(self, reason: Reason) -> None:
-        """End it with this reason."""
-        if self.stop_reason == Reason.NONE:
-            self.stop_reason = reason
-            if self.move is not None:
-                self.move.wake.set()
-
-
-@dataclass(slots=True)
 class Core:
     """Shared state of the use cases. Owned by the event-loop thread."""
 
@@ -105,6 +86,7 @@ class Core:
     active: dict[int, Active] = field(default_factory=dict)
     #: Ordinals of volumes that are open and give no blocks at present.
     unreadable: frozenset[int] = frozenset()
+    stopping: Stopping = field(init=False)
     draining: bool = False
     #: Verification of headers and checksums on restore. False only in the negative controls of tests: it proves that verification is what protects.
     verify: bool = True
@@ -115,9 +97,12 @@ class Core:
     _all_finished: asyncio.Event = field(default_factory=asyncio.Event)
     _sequence: "itertools.count[int]" = field(default_factory=lambda: itertools.count(clock.wall_ns()))
 
+    def __post_init__(self) -> None:
+        self.stopping = Stopping(self.devices, self.counters)
+
     # -- requests --------------------------------------------------------------------------------------------------------------------
 
-    def begin(self, session: Session, request_id: str) -> tuple[int, Active]:
+    def begin(self, session: Session, request_id: str, deadline_s: float) -> tuple[int, Active]:
         """Admit a request, or raise `LimitExceeded` at once: overload is refused, not queued."""
         if len(self.active) >= self.requests_max:
             raise LimitExceeded(f"{len(self.active)} requests are in flight; requests_max is {self.requests_max}; repeat after a pause")
@@ -125,12 +110,12 @@ class Core:
         if mine >= self.requests_per_session_max:
             raise LimitExceeded(f"session {session.name} has {mine} requests in flight; requests_per_session_max is {self.requests_per_session_max}")
         number = next(self._numbers)
-        self.active[number] = active = Active(session=session, request_id=request_id)
+        self.active[number] = active = Active(session, request_id, deadline_s, self.stopping.called_off)
         return number, active
 
     def end(self, number: int) -> None:
         """The request was answered."""
-        self.active.pop(number, None)
+        self.active.pop(number).end()
 
     def cancel(self, session: Session, request_id: str) -> bool:
         """Stop the session's running requests with this id; whether there were any."""
@@ -268,44 +253,6 @@ class Core:
         """The device whose mover also moves blocks between the tiers."""
         return self.devices[HOST]
 
-    async def wait_for(self, move: Move, active: Active, deadline_s: float, until: Callable[[], bool]) -> Reason:
-        """Wait until `until()` holds. At the deadline or a cancel instead: no new slice starts, running copies are fenced, and the reason comes back.
-
-        Afterwards no byte of engine memory is read or written for this move, or `move.quarantined` is set.
-        """
-        active.move = move
-        try:
-            async with asyncio.timeout_at(asyncio.get_running_loop().time() + max(0.0, deadline_s - clock.monotonic_s())):
-                while not until() and active.stop_reason == Reason.NONE:
-                    move.wake.clear()
-                    await move.wake.wait()
-        except TimeoutError:
-            active.stop(Reason.DEADLINE)
-        if until():
-            return Reason.NONE
-        self._stop_move(move, active.stop_reason)
-        try:
-            async with asyncio.timeout(FENCE_WAIT_S):
-                await asyncio.gather(*(asyncio.shield(fence) for fence in self._fence(move)))
-        except TimeoutError:
-            move.quarantined = True
-            self.counters["moves_quarantined"] += 1
-        return active.stop_reason
-
-    def _fence(self, move: Move) -> "list[asyncio.Future[None]]":
-        """Fences of the move, one in each mover that has jobs of it; all are asked for at once."""
-        return [self.devices[name].mover.fence(move.number) for name in move.devices]
-
-    def _stop_move(self, move: Move, reason: Reason) -> None:
-        for lane in self.lanes():
-            lane.abandon(move, reason)
-
-    def leave(self, move: Move) -> None:
-        """Nobody waits for the move any more (the caller hung up): what was not sent is taken back, and copies into engine memory are fenced."""
-        if not move.done:
-            self._stop_move(move, Reason.CANCELLED)
-            self._fence(move)
-
     # -- tiers -----------------------------------------------------------------------------------------------------------------------
 
     def serving_volumes(self) -> list[VolumeLink]:
@@ -356,10 +303,3 @@ def groups(values: npt.NDArray[Any]) -> list[tuple[int, Any]]:
 def new_blocks(count: int) -> npt.NDArray[Any]:
     """Zeroed BLOCK_DTYPE records."""
     return np.zeros(count, dtype=BLOCK_DTYPE)
-
-
-def refuse_expired(deadline_s: float) -> None:
-    """Expired work is not started."""
-    late_s = clock.monotonic_s() - deadline_s
-    if late_s >= 0:
-        raise DeadlineExpired(f"the deadline passed {late_s * 1000:.0f} ms before the request was started")

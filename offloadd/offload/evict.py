@@ -22,12 +22,15 @@ from offloadd.model.slots import FLAG_KEEP
 from offloadd.mover.messages import Operation
 from offloadd.offload.answers import Answer
 from offloadd.offload.bandwidth import Direction
-from offloadd.offload.core import SLAB_FAILURES_MAX, Active, Core, new_blocks, refuse_expired
+from offloadd.offload.core import SLAB_FAILURES_MAX, Core, new_blocks
+from offloadd.offload.deadlines import refuse_expired
 from offloadd.offload.lanes import Lane
 from offloadd.offload.moves import PENDING, Move, PathUse
 from offloadd.offload.regions import Region
 from offloadd.offload.sessions import Session
 from offloadd.offload.spill import Spiller
+from offloadd.offload.stopping import Active
+from offloadd.offload.volume_link import VolumeLink
 from offloadd.units import SECTOR_BYTES, align_up
 
 Indices = npt.NDArray[np.uint32]
@@ -69,7 +72,10 @@ class _Part:
 @dataclass(slots=True)
 class _Sent:
     """The parts of one evict on their way. `over` is set when the move is, or stands still. `lanes`: where the parts went, by volume and region; AUTO may
-    choose another way by the time of the answer. `settled`: parts that were published, or whose slots are free again."""
+    choose another way by the time of the answer. `settled`: parts that were published, or whose slots are free again.
+
+    `failed`, by the move's numbers: blocks that were answered FAILED or QUARANTINED before their results. Whatever these are, they do not become visible.
+    """
 
     session: Session
     move: Move
@@ -78,6 +84,7 @@ class _Sent:
     over: asyncio.Event
     lanes: dict[tuple[int, int], Lane]
     settled: set[int]
+    failed: npt.NDArray[np.bool_]
 
 
 class Evictor:
@@ -95,7 +102,7 @@ class Evictor:
         started_ns = clock.monotonic_ns()
         refuse_expired(options.deadline_s)
         tier, direct = self._way(options, batches)
-        number, active = core.begin(session, options.request_id)
+        number, active = core.begin(session, options.request_id, options.deadline_s)
         try:
             answer = Answer.of(sum(batch.indices.shape[0] for batch in batches))
             parts: list[_Part] = []
@@ -103,21 +110,27 @@ class Evictor:
                 for batch in batches:
                     await self._place(session, batch, options, tier, direct, active, answer, parts)
             except BaseException:
-                for part in parts:
-                    core.catalog.free_reserved(part.volume, part.slabs, part.slots)
+                self._give_back(parts)
                 raise
+            if active.stop_reason != Reason.NONE:
+                # While it waited for slots: no copy begins.
+                self._give_back(parts)
+                for part in parts:
+                    self._reject(answer, part.positions, active.stop_reason)
+                parts = []
             move = core.new_move(sum(part.chosen.shape[0] for part in parts))
             sent = self._send(session, move, parts, options)
             move.on_stuck = lambda: self._settle_done(sent)
             core.at_end(move, lambda: self._finish(sent))
             durable = options.ack == AckLevel.DURABLE
-            stopped = await core.wait_for(move, active, options.deadline_s, lambda: move.done if durable else move.copied)
+            active.enough = lambda: move.done if durable else move.copied
+            stopped = await core.stopping.wait_for(move, active, active.enough)
             self._tell(move, parts, answer, stopped, sent)
             if any(use.path == Path.AUTO for use in answer.uses):
                 self._tell_later(move, answer)
         except asyncio.CancelledError:
             if active.move is not None and active.stop_reason == Reason.NONE:
-                core.leave(active.move)
+                core.stopping.leave(active.move)
             raise
         finally:
             core.end(number)
@@ -183,9 +196,15 @@ class Evictor:
         if missing.shape[0] and tier == Tier.ANY and direct and not durable and region.device.arena_lane is not None and required == Path.AUTO:
             missing, reason = await self._take_arena(batch, region, missing, parts)
         if missing.shape[0]:
-            reason = active.stop_reason or reason
-            answer.set(batch.positions[missing], EvictStatus.REJECTED, int(reason))
-            core.counters[f"evict_rejected_{reason.name.lower()}"] += missing.shape[0]
+            self._reject(answer, batch.positions[missing], active.stop_reason or reason)
+
+    def _reject(self, answer: Answer, positions: Indices, reason: Reason) -> None:
+        answer.set(positions, EvictStatus.REJECTED, int(reason))
+        self._core.counters[f"evict_rejected_{reason.name.lower()}"] += positions.shape[0]
+
+    def _give_back(self, parts: list[_Part]) -> None:
+        for part in parts:
+            self._core.catalog.free_reserved(part.volume, part.slabs, part.slots)
 
     async def _take_arena(self, batch: BlockBatch, region: Region, missing: Indices, parts: list[_Part]) -> tuple[Indices, Reason]:
         core = self._core
@@ -207,14 +226,15 @@ class Evictor:
     ) -> tuple[Indices, Reason]:
         """Spread over the volumes in stripes; wait for slabs that are being opened until the deadline, or until every volume failed to open one."""
         core = self._core
-        serving = [volume for volume in core.serving_volumes() if volume.ordinal in region.namespace.on_volumes]
-        if options.require_path:
-            serving = [volume for volume in serving if (volume.ordinal, options.path) in region.device.volume_lanes]
-        # The device's mover may have been refused the memory for its way there.
-        serving = [volume for volume in serving if region.device.volume_lane(volume.ordinal, slot_bytes=region.slot_bytes) is not None]
-        if not serving:
-            down = any(volume.serving and not volume.health.writes.admits for volume in core.volumes)
-            return missing, Reason.VOLUME_DOWN if down else Reason.NO_TIER
+        while not (serving := self._volumes_of(region, options)):
+            # Right after its registration a namespace may be on its way to the only volume.
+            able = {volume.ordinal for volume in core.serving_volumes()}
+            asked = [event for ordinal, event in region.namespace.asked.items() if ordinal in able]
+            if not asked:
+                down = any(volume.serving and not volume.health.writes.admits for volume in core.volumes)
+                return missing, Reason.VOLUME_DOWN if down else Reason.NO_TIER
+            if not await active.any_of(asked):
+                return missing, Reason.DEADLINE
         failures = {volume.ordinal: volume.slab_failures for volume in serving}
         while True:
             admitting = [volume for volume in serving if volume.serving and volume.health.writes.admits]
@@ -250,8 +270,16 @@ class Evictor:
             shortage = min(full.values(), default=Shortage.NONE)
             if missing.shape[0] == 0 or shortage != Shortage.OPENING:
                 return missing, _SHORTAGE_REASONS[shortage]
-            if not await _any_set(changed, options.deadline_s, active):
+            if not await active.any_of(changed):
                 return missing, Reason.DEADLINE
+
+    def _volumes_of(self, region: Region, options: EvictOptions) -> list[VolumeLink]:
+        """The volumes that take blocks of the region now."""
+        serving = [volume for volume in self._core.serving_volumes() if volume.ordinal in region.namespace.on_volumes]
+        if options.require_path:
+            serving = [volume for volume in serving if (volume.ordinal, options.path) in region.device.volume_lanes]
+        # The device's mover may have been refused the memory for its way there.
+        return [volume for volume in serving if region.device.volume_lane(volume.ordinal, slot_bytes=region.slot_bytes) is not None]
 
     def _part(self, batch: BlockBatch, region: Region, missing: Indices, volume: int, reservation: Reservation, parts: list[_Part]) -> Indices:
         count = len(reservation)
@@ -327,7 +355,7 @@ class Evictor:
                 require_path=options.require_path,
             )
         move.filled()
-        return _Sent(session, move, parts, options, over, lanes, set())
+        return _Sent(session, move, parts, options, over, lanes, set(), np.zeros(move.count, dtype=np.bool_))
 
     def _fill(self, records: npt.NDArray[Any], part: _Part, options: EvictOptions) -> None:
         core = self._core
@@ -365,12 +393,12 @@ class Evictor:
         for index, part in enumerate(sent.parts):
             if index not in sent.settled and not (reasons[part.span] == PENDING).any():
                 sent.settled.add(index)
-                self._settle(sent.session, sent.move, part, sent.options)
+                self._settle(sent.session, sent.move, part, sent.options, sent.failed[part.span])
         sent.over.set()
 
-    def _settle(self, session: Session, move: Move, part: _Part, options: EvictOptions) -> None:
+    def _settle(self, session: Session, move: Move, part: _Part, options: EvictOptions, failed: npt.NDArray[np.bool_]) -> None:
         core = self._core
-        good = move.reasons[part.span] == 0
+        good = (move.reasons[part.span] == 0) & ~failed
         if part.region.namespace.dropped:
             good[:] = False
         if not good.all():
@@ -430,7 +458,7 @@ class Evictor:
             _add_pending(answer, part, int((good & pending).sum()), sent)
             bad = ~good & ~pending
             answer.set(part.positions[bad], EvictStatus.FAILED, reasons[bad])
-            late = ~good & pending
+            late = sent.failed[part.span] = ~good & pending
             answer.set(part.positions[late], EvictStatus.QUARANTINED if move.quarantined else EvictStatus.FAILED, int(stopped))
             for status, mask in ((EvictStatus.STORED, good), (EvictStatus.FAILED, ~good)):
                 if mask.any():
@@ -451,22 +479,3 @@ def _add_pending(answer: Answer, part: _Part, count: int, sent: _Sent) -> None:
     # Which way cuFile takes is known when it has taken it.
     path = Path.AUTO if lane.path == Path.GDS else lane.path
     answer.add_use(PathUse(lane.tier, path, Way.PLAIN, block_count=count, payload_bytes=count * part.region.payload_bytes))
-
-
-async def _any_set(events: list[asyncio.Event], deadline_s: float, active: Active) -> bool:
-    """Wait until one event is set; False at the deadline or when the request was stopped."""
-    waiters = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        while active.stop_reason == Reason.NONE:
-            left_s = deadline_s - clock.monotonic_s()
-            if left_s <= 0:
-                active.stop(Reason.DEADLINE)
-                return False
-            # In pieces, so that a cancel (which has no move to wake yet) is noticed.
-            done, _ = await asyncio.wait(waiters, timeout=min(left_s, 0.05), return_when=asyncio.FIRST_COMPLETED)
-            if done:
-                return True
-        return False
-    finally:
-        for waiter in waiters:
-            waiter.cancel()

@@ -77,6 +77,8 @@ class Lane:
         self._run: Run | None = None
         self._queue = queue
         self._jobs: dict[int, _Pending] = {}
+        #: The same by move: a volume that hangs lets many requests stop at once, and each looks for its own.
+        self._jobs_of: dict[int, dict[int, _Pending]] = {}
         self._channel: AsyncChannel[LaneAnswer] | None = None
         self._on_io = on_io
         #: By direction (True: writes): whether no job is sent.
@@ -130,7 +132,8 @@ class Lane:
             self._run = Run(self._device, self._volume, self.path, move.number, job.operation, job.durable, now_ns)
             self._traffic.begin(self._run)
         self._run.add(move.number, job, blocks.shape[0], now_ns)
-        self._jobs[job.job] = _Pending(job=job, move=move, positions=blocks["position"], left=blocks.shape[0])
+        pending = _Pending(job=job, move=move, positions=blocks["position"], left=blocks.shape[0])
+        self._jobs[job.job] = self._jobs_of.setdefault(move.number, {})[job.job] = pending
         if job.operation in (Operation.EVICT, Operation.ARENA_EVICT):
             move.sent(job.job, blocks.shape[0])
         self._queue.submit(Ticket(job.job, job_class, blocks.shape[0] * job.slot_bytes))
@@ -189,9 +192,11 @@ class Lane:
 
     def abandon(self, move: Move, reason: Reason) -> None:
         """Jobs of this move that were not sent yet will not be; their blocks get this reason."""
-        self._take_back([pending for pending in self._jobs.values() if pending.move is move and not pending.sent], reason)
+        self._take_back([pending for pending in self._jobs_of.get(move.number, {}).values() if not pending.sent], reason)
 
     def _take_back(self, mine: list[_Pending], reason: Reason) -> None:
+        if not mine:
+            return
         self._queue.drop({pending.job.job for pending in mine})
         for pending in mine:
             self._finish(pending, reason)
@@ -244,7 +249,11 @@ class Lane:
 
     def _forget(self, job: int) -> None:
         """The job is over."""
-        del self._jobs[job]
+        pending = self._jobs.pop(job)
+        of_move = self._jobs_of[pending.move.number]
+        del of_move[job]
+        if not of_move:
+            del self._jobs_of[pending.move.number]
         self._running.pop(job, None)
         self._queue.finish(job)
         if not self._jobs and self._run is not None:

@@ -186,7 +186,8 @@ class Measurer:
         counts = [1, *([count] if count * PAYLOAD_BYTES >= LARGE_BYTES else [])]
         region = self._core.regions.new_number()
         layout = Layout(count, (Plane(0, 0, PAYLOAD_BYTES, PAYLOAD_BYTES),))
-        await pair.device.mover.map_region(Mapping(region=region, fds=(), memory_bytes=(count * PAYLOAD_BYTES,), layout=layout, pieces=(OwnPiece(),)))
+        mapping = Mapping(region=region, fds=(), memory_bytes=(count * PAYLOAD_BYTES,), layout=layout, pieces=(OwnPiece(),))
+        await pair.device.mover.map_region(mapping, clock.monotonic_s() + STEP_S)
         pair.problem = ""
         try:
             for blocks in counts:
@@ -301,7 +302,7 @@ class Measurer:
             )
             return await self._result(pair, operation, move)
         finally:
-            core.leave(move)
+            core.stopping.leave(move)
             # One that hangs is ours until it is over: what it took then is no rate.
             move.at_end(lambda: self._over(device, move))
 

@@ -35,6 +35,7 @@ from offloadd.mover.messages import (
     UnmapRegion,
 )
 from offloadd.offload.arena import ArenaMemory
+from offloadd.offload.deadlines import result_by
 from offloadd.offload.lanes import Lane
 from offloadd.offload.processes import WorkerProcess
 from offloadd.tiers.scratch import NO_SCRATCH, Scratch
@@ -147,19 +148,23 @@ class MoverLink:
 
     # -- regions ---------------------------------------------------------------------------------------------------------------------
 
-    async def map_region(self, mapping: Mapping) -> None:
+    async def map_region(self, mapping: Mapping, deadline_s: float) -> None:
         """Map a region; when it returns moves may use it.
 
-        Raises `InvalidRequest` if the mover refuses it and `Unavailable` if the mover died; nothing changed then.
+        Raises `InvalidRequest` if the mover refuses it, `Unavailable` if the mover died, `DeadlineExpired` if it does not answer in time; nothing changed then.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._mappings[mapping.region] = mapping
         self._mapping[mapping.region] = future
         try:
             self._send_mapping(mapping)
-            await future
-        except BaseException:
+            await result_by(deadline_s, future, f"the mover of device {self.device} did not map the region by the deadline; repeat")
+        except InvalidRequest:
             self._mappings.pop(mapping.region, None)
+            raise
+        except BaseException:
+            # Also when the caller hung up. A mover that maps it later unmaps it right away: it obeys in order.
+            self.unmap_region(mapping.region)
             raise
         finally:
             self._mapping.pop(mapping.region, None)

@@ -1,5 +1,6 @@
 """The namespaces that the daemon knows: id ↔ number in the index, and where each stands on each volume."""
 
+import asyncio
 from dataclasses import dataclass, field
 
 from offloadd.errors import LimitExceeded
@@ -10,7 +11,8 @@ NAMESPACES_MAX = 65535
 
 @dataclass(slots=True)
 class NamespaceEntry:
-    """One namespace. `on_volumes`: volume ordinal → (ordinal, epoch) in that volume's table."""
+    """One namespace. `on_volumes`: volume ordinal → (ordinal, epoch) in that volume's table. `asked`: volumes whose keepers are asked to enter it → set when
+    they have answered."""
 
     number: int
     namespace_id: bytes
@@ -18,6 +20,7 @@ class NamespaceEntry:
     fields: bytes = b""
     dropped: bool = False
     on_volumes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    asked: dict[int, asyncio.Event] = field(default_factory=dict)
 
 
 class Namespaces:

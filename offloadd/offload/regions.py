@@ -1,5 +1,6 @@
 """Registered engine memory, as the front knows it: which session's, which planes, and how its keys are made."""
 
+import asyncio
 import itertools
 import secrets
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from offloadd.model.namespace import KeyMaker, Namespace
 from offloadd.model.region import Layout, validate_layout
 from offloadd.model.requests import BlockBatch
 from offloadd.mover.messages import ChunkPiece, IpcPiece, Piece
+from offloadd.offload.deadlines import result_by
 from offloadd.offload.devices import Device
 from offloadd.offload.mover_link import Mapping
 from offloadd.offload.namespaces import NamespaceEntry
@@ -64,6 +66,8 @@ class Regions:
         self._numbers = itertools.count(1)
         self._by_number: dict[int, Region] = {}
         self._by_session: dict[str, dict[bytes, Region]] = {}
+        #: Regions that were unregistered and may still be mapped, by id.
+        self._leaving: dict[bytes, asyncio.Future[None]] = {}
 
     def new_number(self) -> int:
         """A number that no region has or had."""
@@ -101,8 +105,9 @@ class Regions:
         cache_group: int,
         namespace: NamespaceEntry,
         block_tokens: int,
+        deadline_s: float,
     ) -> Region:
-        """Map a region in its mover and enter it. On an error nothing changed."""
+        """Map a region in its mover and enter it. On an error, `DeadlineExpired` as well, nothing changed."""
         memory_ids = tuple(memory for memory in memories if isinstance(memory, bytes))
         attached: dict[bytes, AttachedMemory] = {}
         try:
@@ -132,10 +137,11 @@ class Regions:
                     memory_bytes=sizes,
                     layout=layout,
                     pieces=tuple(piece for memory in used if (piece := _piece(memory)) is not None),
-                )
+                ),
+                deadline_s,
             )
             if session.ended:
-                await device.mover.unmap_region(region.number)
+                device.mover.unmap_region(region.number)
                 raise UnknownRegion(f"session {session.name} ended while its region was being mapped")
         except BaseException:
             for memory_id in attached:
@@ -159,11 +165,22 @@ class Regions:
             raise UnknownRegion(f"region number {number} was unregistered while the request waited")
         return region
 
-    async def remove(self, region: Region) -> None:
-        """No request finds it from now on; when it returns no mapping is left."""
-        self._by_number.pop(region.number, None)
-        self._by_session.get(region.session.name, {}).pop(region.region_id, None)
-        await region.device.mover.unmap_region(region.number)
+    async def remove(self, session: Session, region_id: bytes, deadline_s: float) -> None:
+        """No request finds the session's region of this id from now on; when it returns no mapping is left. Does nothing for an id that is not there.
+
+        Raises `DeadlineExpired` if the mover has not unmapped it in time; it will, and a repeated call waits for that.
+        """
+        region = self._by_session.get(session.name, {}).pop(region_id, None)
+        if region is not None:
+            self._by_number.pop(region.number, None)
+            self._leaving[region_id] = unmapped = region.device.mover.unmap_region(region.number)
+            unmapped.add_done_callback(lambda _: self._left(region))
+        leaving = self._leaving.get(region_id)
+        if leaving is not None:
+            await result_by(deadline_s, leaving, "the region's mover did not unmap it by the deadline: its memory may not be reused yet; repeat")
+
+    def _left(self, region: Region) -> None:
+        del self._leaving[region.region_id]
         for memory_id in region.memory_ids:
             self._sessions.disuse_memory(region.session, memory_id)
 

@@ -6,8 +6,6 @@ A block whose evict is still under way is waited for, and, soon after a start, o
 Pins are released by a task of its own when the move is over, whatever became of the request.
 """
 
-import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -23,10 +21,12 @@ from offloadd.model.requests import BlockBatch, RestoreOptions
 from offloadd.mover.messages import Operation
 from offloadd.offload.answers import Answer
 from offloadd.offload.bandwidth import Direction
-from offloadd.offload.core import Active, Core, groups, new_blocks, refuse_expired
+from offloadd.offload.core import Core, groups, new_blocks
+from offloadd.offload.deadlines import refuse_expired
 from offloadd.offload.moves import PENDING, Move
 from offloadd.offload.regions import Region
 from offloadd.offload.sessions import Session
+from offloadd.offload.stopping import Active
 from offloadd.units import SECTOR_BYTES, align_up
 
 Indices = npt.NDArray[np.uint32]
@@ -82,18 +82,21 @@ class Restorer:
             allowed = (Path.DDR, *device.volume_paths)
             path = device.refuse_path(path, require=options.require_path, allowed=allowed, what="a restore", slot_bytes=region.slot_bytes)
             device.refuse_event(options.destination_free, "destination_free")
-        number, active = core.begin(session, options.request_id)
+        number, active = core.begin(session, options.request_id, options.deadline_s)
         try:
             count = sum(batch.indices.shape[0] for batch in batches)
             answer = Answer.of(count)
-            await self._wait_for_scans(batches, options.deadline_s, active)
-            await self._wait_in_flight(batches, options.deadline_s, active)
-            work = self._plan(batches, path, options, answer)
+            work = None
+            if await self._wait_for_scans(batches, active) and await self._wait_in_flight(batches, active):
+                work = self._plan(batches, path, options, answer)
+            else:
+                # No copy begins.
+                answer.set(np.arange(count), RestoreStatus.FAILED, int(active.stop_reason))
             told = 0
             while work is not None:
                 move = work.move
                 while True:
-                    stopped = await core.wait_for(move, active, options.deadline_s, _Progress(move))
+                    stopped = await core.stopping.wait_for(move, active, _Progress(move))
                     # Taken before settling: results that arrive while this generator is suspended in a yield must be settled too.
                     over = move.done or stopped != Reason.NONE
                     self._settle(work, answer, stopped, session, options)
@@ -111,7 +114,7 @@ class Restorer:
             core.end(number)
             # A request that was stopped has been fenced; one whose caller hung up has not.
             if active.move is not None and active.stop_reason == Reason.NONE:
-                core.leave(active.move)
+                core.stopping.leave(active.move)
         answer.clock.total_ns = clock.monotonic_ns() - started_ns
         try:
             yield told, count, answer
@@ -121,23 +124,20 @@ class Restorer:
 
     # -- planning --------------------------------------------------------------------------------------------------------------------
 
-    async def _wait_for_scans(self, batches: list[BlockBatch], deadline_s: float, active: Active) -> None:
-        """After a start volumes serve while they are scanned: a block that the scan has not come to is not missing."""
+    async def _wait_for_scans(self, batches: list[BlockBatch], active: Active) -> bool:
+        """After a start volumes serve while they are scanned: a block that the scan has not come to is not missing. False if the request is to stop."""
         core = self._core
         while active.stop_reason == Reason.NONE and (scanning := [volume for volume in core.volumes if volume.scanning]):
-            left_s = deadline_s - clock.monotonic_s()
-            if left_s <= 0 or all((core.catalog.lookup(batch.keys) > 0).all() for batch in batches):
-                return
-            # In pieces, since there may be several volumes, and a cancel has no move to wake yet.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left_s, 0.05)):
-                    await scanning[0].slabs_changed.wait()
+            if all((core.catalog.lookup(batch.keys) > 0).all() for batch in batches):
+                break
+            await active.any_of([volume.slabs_changed for volume in scanning], min(volume.scan_until_s for volume in scanning))
+        return active.stop_reason == Reason.NONE
 
-    async def _wait_in_flight(self, batches: list[BlockBatch], deadline_s: float, active: Active) -> None:
-        """A block whose evict was answered COPIED but is not published yet is not missing: wait until that evict is over."""
+    async def _wait_in_flight(self, batches: list[BlockBatch], active: Active) -> bool:
+        """A block whose evict was answered COPIED but is not published yet is not missing: wait until that evict is over. False if the request is to stop."""
         core = self._core
         if not core.in_flight:
-            return
+            return True
         events = {
             id(event): event
             for batch in batches
@@ -145,16 +145,9 @@ class Restorer:
             if (event := core.in_flight.get(key)) is not None
         }
         for event in events.values():
-            while not event.is_set() and active.stop_reason == Reason.NONE:
-                left_s = deadline_s - clock.monotonic_s()
-                if left_s <= 0:
-                    active.stop(Reason.DEADLINE)
-                    return
-                try:
-                    async with asyncio.timeout(min(left_s, 0.05)):
-                        await event.wait()
-                except TimeoutError:
-                    continue
+            if not await active.any_of([event]):
+                return False
+        return True
 
     def _plan(self, batches: list[BlockBatch], path: Path, options: RestoreOptions, answer: Answer) -> _Round | None:
         core = self._core

@@ -1,7 +1,6 @@
 """The daemon's use cases behind one door: sessions, regions, moves, lookups, administration."""
 
 import asyncio
-import contextlib
 import functools
 import itertools
 import os
@@ -18,9 +17,11 @@ from offloadd.model.enums import Path, Reason, Tier
 from offloadd.model.namespace import Namespace
 from offloadd.model.region import Layout
 from offloadd.mover.messages import Operation
+from offloadd.offload.announcing import Announcer
 from offloadd.offload.arena import ArenaMemory, make_arena
 from offloadd.offload.bandwidth import REQUEST_WEIGHT, Bandwidths, Choice, Direction, Route
 from offloadd.offload.core import Core, Observer
+from offloadd.offload.deadlines import refuse_expired, result_by
 from offloadd.offload.devices import HOST, Device
 from offloadd.offload.events import Events
 from offloadd.offload.evict import Evictor
@@ -132,12 +133,15 @@ class Offload:
     spiller: Spiller = field(init=False)
     measurer: Measurer = field(init=False)
     watch: VolumeWatch = field(init=False)
+    announcer: Announcer = field(default_factory=Announcer)
     arena: ArenaMemory | None = None
     ready_s: float = 0.0
     _lane_numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(ARENA_LANE + 1))
     _expiry: "asyncio.Task[None] | None" = None
     _watching: "asyncio.Task[None] | None" = None
     _drained: "asyncio.Task[int] | None" = None
+    #: Drops of namespaces that are under way, by their numbers.
+    _drops: "dict[int, asyncio.Task[int]]" = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -318,23 +322,19 @@ class Offload:
                 if path != Path.GDS:
                     # Jobs wait in the lane while the mover starts. Whether there is a way past the host only the mover can tell.
                     settled("")
-        await self._enter_namespaces(volume)
+        self._enter_namespaces(volume)
 
-    async def _enter_namespaces(self, volume: VolumeLink) -> None:
+    def _enter_namespaces(self, volume: VolumeLink) -> None:
         """Those that regions were registered with while the volume was away."""
         for entry in self.core.namespaces.entries:
             if entry.tenant and not entry.dropped:
-                await self._add_namespace(volume, entry)
+                self.announcer.announce(volume, entry)
 
     def _volume_admitted(self, volume: VolumeLink) -> None:
         """It gets writes again."""
-
-        async def catch_up() -> None:
-            await self._enter_namespaces(volume)
-            # What is kept was to lie on a volume; its spill may have been given up.
-            self.spiller.spill(self.core.catalog.arena_only(held=True))
-
-        self.core.spawn(catch_up())
+        self._enter_namespaces(volume)
+        # What is kept was to lie on a volume; its spill may have been given up.
+        self.spiller.spill(self.core.catalog.arena_only(held=True))
 
     def _route_settled(self, device: Device, volume: VolumeLink, lane: Lane, scratch: Scratch, why: str) -> None:
         """The mover serves a lane to a volume (`why` empty), or does not."""
@@ -390,6 +390,7 @@ class Offload:
 
     async def _drain(self) -> int:
         self.core.draining = True
+        self.announcer.stop()
         spilled = 0
         await self.measurer.stop()
         await self._end_requests()
@@ -448,41 +449,59 @@ class Offload:
         released = await self.lookups.release_all(session.instance.ordinal)
         log.info("engine instance ended", instance=session.instance.name, tenant=session.tenant, released=released)
 
-    async def register_region(self, session: Session, *, device: str, layout: Layout, memories: Memories, cache_group: int, namespace: Namespace) -> Region:
+    async def register_region(
+        self, session: Session, *, device: str, layout: Layout, memories: Memories, cache_group: int, namespace: Namespace, deadline_s: float
+    ) -> Region:
         """Map engine memory; see the protocol for what holds and which errors there are."""
+        refuse_expired(deadline_s)
         mine = self.core.device(device)
         if namespace.codec:
             raise InvalidRequest(f"namespace.codec is {namespace.codec!r}; this version stores blocks as they are and accepts only an empty codec")
         self.core.regions.check(session, mine, layout, memories)
         entry = self.core.namespaces.enter(namespace.id())
+        if entry.number in self._drops:
+            # Blocks stored now on a volume that has not dropped it yet would go with the drop.
+            raise Unavailable("the namespace is being dropped, and not every volume has been told yet; repeat")
         entry.tenant, entry.fields, entry.dropped = namespace.tenant, namespace_fields(namespace), False
         for volume in self.core.serving_volumes():
-            await self._add_namespace(volume, entry)
-        region = await self.core.regions.add(session, mine, layout, memories, cache_group=cache_group, namespace=entry, block_tokens=namespace.block_tokens)
+            self.announcer.announce(volume, entry)
+        region = await self.core.regions.add(
+            session, mine, layout, memories, cache_group=cache_group, namespace=entry, block_tokens=namespace.block_tokens, deadline_s=deadline_s
+        )
+        await self.announcer.settle(entry, deadline_s)
         for volume in self.core.serving_volumes():
             volume.pool.prepare(region.slot_bytes)
             volume.grant_wishes()
         return region
 
-    async def _add_namespace(self, volume: VolumeLink, entry: NamespaceEntry) -> None:
-        try:
-            await volume.add_namespace(entry)
-        except OffloaddError as error:
-            # The volume does not take this namespace's blocks; the others and the arena do.
-            log.warning("volume does not take the namespace", volume=volume.options.path, namespace=entry.namespace_id.hex()[:16], error=str(error))
-
-    async def unregister_region(self, session: Session, region_id: bytes) -> None:
-        """Unmap a region. Idempotent."""
-        with contextlib.suppress(UnknownRegion):
-            await self.core.regions.remove(self.core.regions.find(session, region_id))
+    async def unregister_region(self, session: Session, region_id: bytes, deadline_s: float) -> None:
+        """Unmap a region. Raises `DeadlineExpired` if that is not over in time. Idempotent."""
+        await self.core.regions.remove(session, region_id, deadline_s)
 
     # -- administration --------------------------------------------------------------------------------------------------------------
 
-    async def drop_namespace(self, namespace_id: bytes) -> int:
-        """Forget a namespace's blocks now and for ever. Raises `UnknownRegion`-like errors when it is not known, `Unavailable` if a volume can't be told."""
+    async def drop_namespace(self, namespace_id: bytes, deadline_s: float) -> int:
+        """Forget a namespace's blocks now and for ever.
+
+        Raises `UnknownRegion` when it is not known, `Unavailable` if a volume can't be told, `DeadlineExpired` if one does not answer in time: it is dropped
+        here, and each volume drops it as soon as it can. A repeated call waits for the same drop.
+        """
         entry = self.core.namespaces.find(namespace_id)
         if entry is None:
             raise UnknownRegion(f"no namespace has id {namespace_id.hex()}")
+        drop = self._drops.get(entry.number)
+        if drop is None:
+            drop = self._drops[entry.number] = asyncio.get_running_loop().create_task(self._drop_namespace(entry))
+            drop.add_done_callback(lambda ended: self._drop_ended(entry, ended))
+        return await result_by(deadline_s, drop, "the namespace is dropped, but not every volume has answered by the deadline; repeat")
+
+    def _drop_ended(self, entry: NamespaceEntry, drop: "asyncio.Task[int]") -> None:
+        del self._drops[entry.number]
+        # Also when nobody waits for it any more.
+        if not drop.cancelled() and (error := drop.exception()) is not None:
+            log.warning("namespace is not dropped everywhere", namespace=entry.namespace_id.hex()[:16], error=str(error))
+
+    async def _drop_namespace(self, entry: NamespaceEntry) -> int:
         entry.dropped = True
         rows = self.core.catalog.rows_of_namespace(entry.number)
         for first in range(0, rows.shape[0], DROP_BATCH):
@@ -490,13 +509,15 @@ class Offload:
             # Rows may have gone, and their numbers been reused, while other work ran between two batches.
             self.core.catalog.drop(batch[self.core.catalog.namespaces_of(batch) == entry.number])
             await asyncio.sleep(0)
+        volumes = [volume for volume in self.core.volumes if volume.ordinal in entry.on_volumes]
+        # All at once: one that stands still keeps no other from being told.
+        results = await asyncio.gather(*(volume.drop_namespace(entry) for volume in volumes), return_exceptions=True)
         failures = []
-        for volume in self.core.volumes:
-            if volume.ordinal in entry.on_volumes:
-                try:
-                    await volume.drop_namespace(entry)
-                except OffloaddError as error:
-                    failures.append(f"{volume.options.path}: {error}")
+        for volume, result in zip(volumes, results, strict=True):
+            if isinstance(result, OffloaddError):
+                failures.append(f"{volume.options.path}: {result}")
+            elif result is not None:
+                raise result
         if failures:
             raise Unavailable("not every volume could be told of the drop; repeat: " + "; ".join(failures))
         return int(rows.shape[0])

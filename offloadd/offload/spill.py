@@ -205,16 +205,19 @@ class Spiller:
             move.reasons[mine[published == 0]] = int(Reason.TIER_FULL)
         link.grant_wishes()
 
-    def _send(self, volume: int, move: Move, operation: Operation, blocks: Any, slot_bytes: int) -> None:
+    def _send(self, volume: int, move: Move, operation: Operation, blocks: Any, slot_bytes: int, deadline_s: float = 0.0) -> None:
         """Between the tiers: the host's mover does it, whatever device the blocks came from."""
         lane = self._core.host.volume_lane(volume)
         assert lane is not None
-        self._core.send_jobs(self._core.host, lane, move, operation, blocks, slot_bytes=slot_bytes)
+        self._core.send_jobs(self._core.host, lane, move, operation, blocks, slot_bytes=slot_bytes, deadline_s=deadline_s)
 
     # -- prefetch --------------------------------------------------------------------------------------------------------------------
 
-    def prefetch(self, rows: Rows) -> tuple[int, int, int]:
-        """Queue copies into the arena. Returns how many are queued, are there already, and can't be had (not on a volume, or no room in the arena)."""
+    def prefetch(self, rows: Rows, deadline_s: float) -> tuple[int, int, int]:
+        """Queue copies into the arena. Returns how many are queued, are there already, and can't be had (not on a volume, or no room in the arena).
+
+        None of them begins after the deadline.
+        """
         core = self._core
         live = rows[rows > 0]
         present = core.catalog.stored_as(live, tier=Tier.ARENA, durable=False)
@@ -228,12 +231,12 @@ class Spiller:
                 reservation = core.catalog.reserve_arena(align_up(int(payload_bytes), SECTOR_BYTES), same.shape[0])
                 count = len(reservation)
                 if count:
-                    core.spawn(self._read(same[:count], reservation, int(payload_bytes)))
+                    core.spawn(self._read(same[:count], reservation, int(payload_bytes), deadline_s))
                 core.catalog.unpin(same[count:])
                 queued += count
         return queued, int(present.sum()), rows.shape[0] - queued - int(present.sum())
 
-    async def _read(self, rows: Rows, reservation: Any, payload_bytes: int) -> None:
+    async def _read(self, rows: Rows, reservation: Any, payload_bytes: int, deadline_s: float) -> None:
         core = self._core
         sources = core.catalog.volume_sources(rows)
         keys, _, numbers, _ = core.catalog.describe(rows)
@@ -248,8 +251,8 @@ class Spiller:
                 mine = (sources.volume == volume) & (numbers == number)
                 records = blocks[mine]
                 core.fill_sources(records, volume, sources.slab[mine], sources.slot[mine], number)
-                self._send(volume, move, Operation.PREFETCH, records, slot_bytes_for(payload_bytes))
-        await move.finished.wait()
+                self._send(volume, move, Operation.PREFETCH, records, slot_bytes_for(payload_bytes), deadline_s)
+        await core.stopping.over(move, deadline_s)
         good = move.reasons == 0
         core.catalog.free_reserved(-1, reservation.slabs[~good], reservation.slots[~good])
         for number in np.unique(numbers):

@@ -130,7 +130,8 @@ class VolumeLink:
         self._dirty: dict[int, bool] = {}
         self._by_ordinal: dict[int, NamespaceEntry] = {}
         self._started_s = 0.0
-        self._scan_until_s = 0.0
+        #: Until when restores of unknown blocks wait for its scan.
+        self.scan_until_s = 0.0
         self.recovery_s = 0.0
 
     # -- what callers ask ------------------------------------------------------------------------------------------------------------
@@ -157,7 +158,7 @@ class VolumeLink:
     @property
     def scanning(self) -> bool:
         """Whether blocks that are not known yet may still be found, soon. False once the scan takes longer than SCAN_WAIT_S: nobody waits for a slow volume."""
-        return self.state == "recovering" and self.health.reads.admits and clock.monotonic_s() < self._scan_until_s
+        return self.state == "recovering" and self.health.reads.admits and clock.monotonic_s() < self.scan_until_s
 
     @property
     def pool(self) -> Pool:
@@ -172,9 +173,9 @@ class VolumeLink:
         """Make sure that the namespace stands in the volume's table. Raises an error of offloadd.errors if it can't be entered."""
         if self.ordinal in entry.on_volumes:
             return
-        answer = await self._requests.ask(
-            AddNamespace(ticket=self._requests.ticket(), namespace_id=entry.namespace_id, tenant=entry.tenant, fields=entry.fields)
-        )
+        request = AddNamespace(ticket=self._requests.ticket(), namespace_id=entry.namespace_id, tenant=entry.tenant, fields=entry.fields)
+        # Without a limit: it is asked in the background, and a keeper that hangs shall not be asked again and again.
+        answer = await self._requests.ask(request, wait_s=None)
         assert isinstance(answer, NamespaceAdded)
         entry.on_volumes[self.ordinal] = (answer.ordinal, answer.epoch)
 
@@ -323,7 +324,7 @@ class VolumeLink:
         if not inventory.last:
             return
         self.state = "recovering"
-        self._scan_until_s = clock.monotonic_s() + SCAN_WAIT_S
+        self.scan_until_s = clock.monotonic_s() + SCAN_WAIT_S
         self._by_ordinal = self._namespaces.by_volume_ordinal(self.ordinal)
         assert self.opened is not None
         log.info(
@@ -429,6 +430,7 @@ class VolumeLink:
                 if slab.state == SlabState.SCANNING:
                     self.pool.recovered(slab.index, dirty=self._dirty[slab.index])
             self.state = "serving"
+            self.wake()
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -9,11 +9,13 @@ import grpc
 
 from offloadd import __version__, clock
 from offloadd.mover.messages import Hello
+from offloadd.offload.deadlines import result_by
 from offloadd.offload.devices import Device
 from offloadd.offload.processes import WorkerProcess
 from offloadd.offload.service import Offload
 from offloadd.offload.volume_link import VolumeLink
 from offloadd.rpc import convert
+from offloadd.rpc.convert import RequestLimits
 from offloadd.rpc.servicer import path_capabilities
 from offloadd.v1 import admin_pb2 as pb
 from offloadd.v1 import admin_pb2_grpc
@@ -30,12 +32,14 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     def __init__(
         self,
         offload: Offload,
+        limits: RequestLimits,
         *,
         counters: Callable[[], list[tuple[str, int]]],
         on_drain: Callable[[], Awaitable[None]],
         on_drained: Callable[[], None],
     ) -> None:
         self._offload = offload
+        self._limits = limits
         self._counters = counters
         self._on_drain = on_drain
         self._on_drained = on_drained
@@ -97,7 +101,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """See the protocol."""
         # Begun is begun: a caller who does not wait for the end must not leave a daemon that refuses everything and never ends.
         self._draining = self._draining or asyncio.get_running_loop().create_task(self._drain())
-        return pb.DrainResponse(spilled_count=await asyncio.shield(self._draining))
+        spilled = await result_by(self._deadline_s(context), self._draining, "the drain is not over by the deadline; it goes on")
+        return pb.DrainResponse(spilled_count=spilled)
 
     async def _drain(self) -> int:
         try:
@@ -106,9 +111,12 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         finally:
             self._on_drained()
 
+    def _deadline_s(self, context: Context) -> float:
+        return convert.call_deadline_s(context.time_remaining(), self._limits)
+
     async def DropNamespace(self, request: pb.DropNamespaceRequest, context: Context) -> pb.DropNamespaceResponse:
         """See the protocol."""
-        return pb.DropNamespaceResponse(dropped_count=await self._offload.drop_namespace(request.namespace_id))
+        return pb.DropNamespaceResponse(dropped_count=await self._offload.drop_namespace(request.namespace_id, self._deadline_s(context)))
 
     async def Volumes(self, request: pb.VolumesRequest, context: Context) -> pb.VolumesResponse:
         """See the protocol."""

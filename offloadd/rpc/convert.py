@@ -142,9 +142,17 @@ def deadline_s(message: pb.EvictRequest | pb.RestoreRequest, remaining_s: float 
     # A call's deadline beyond the limit (gRPC clients often set none, or a day) is cut to it; a request's own is refused, since it was meant.
     fallback_s = limits.deadline_s if remaining_s is None else limits.deadline_s_max
     allowed_s = _bounded_seconds(message, "deadline", fallback_s, limits.deadline_s_max, "deadline_s_max")
-    if remaining_s is not None:
-        allowed_s = min(allowed_s, remaining_s - min(DEADLINE_MARGIN_S, remaining_s / 10))
-    return clock.monotonic_s() + allowed_s
+    return clock.monotonic_s() + _within(allowed_s, remaining_s)
+
+
+def call_deadline_s(remaining_s: float | None, limits: RequestLimits) -> float:
+    """As `deadline_s`, for requests that name none: the call's, cut to the limit, or where it has none the default."""
+    return clock.monotonic_s() + _within(limits.deadline_s if remaining_s is None else limits.deadline_s_max, remaining_s)
+
+
+def _within(allowed_s: float, remaining_s: float | None) -> float:
+    """`allowed_s`, and the answer still arrives before the call's own deadline."""
+    return allowed_s if remaining_s is None else min(allowed_s, remaining_s - min(DEADLINE_MARGIN_S, remaining_s / 10))
 
 
 def evict_options(request: pb.EvictRequest, remaining_s: float | None, limits: RequestLimits) -> EvictOptions:

@@ -38,6 +38,10 @@ class OffloadServicer(offload_pb2_grpc.OffloadServiceServicer):
                 return self._offload.sessions.by_token(value if isinstance(value, str) else value.decode(errors="replace"))
         raise UnknownSession(f"the call carries no {TOKEN_METADATA_KEY} metadata; attach first and send the token with each call")
 
+    def _deadline_s(self, context: Context) -> float:
+        """Of a call whose request has no field for one."""
+        return convert.call_deadline_s(context.time_remaining(), self._limits)
+
     async def OpenSession(self, request: pb.OpenSessionRequest, context: Context) -> AsyncIterator[pb.OpenSessionResponse]:
         """See the protocol."""
         session = self._session(context)
@@ -69,6 +73,7 @@ class OffloadServicer(offload_pb2_grpc.OffloadServiceServicer):
             memories=memories,
             cache_group=request.cache_group,
             namespace=convert.namespace(request.namespace, session.tenant),
+            deadline_s=self._deadline_s(context),
         )
         return pb.RegisterRegionResponse(
             region_id=region.region_id, payload_bytes=region.payload_bytes, slot_bytes=region.slot_bytes, namespace_id=region.namespace.namespace_id
@@ -76,7 +81,7 @@ class OffloadServicer(offload_pb2_grpc.OffloadServiceServicer):
 
     async def UnregisterRegion(self, request: pb.UnregisterRegionRequest, context: Context) -> pb.UnregisterRegionResponse:
         """See the protocol."""
-        await self._offload.unregister_region(self._session(context), request.region_id)
+        await self._offload.unregister_region(self._session(context), request.region_id, self._deadline_s(context))
         return pb.UnregisterRegionResponse()
 
     async def Evict(self, request: pb.EvictRequest, context: Context) -> pb.EvictResponse:
@@ -124,8 +129,9 @@ class OffloadServicer(offload_pb2_grpc.OffloadServiceServicer):
         self._offload.refuse_draining()
         keys, _ = convert.shard_keys(request.shards, request.block_hashes, session, self._offload.core.regions, self._limits)
         queued = present = skipped = 0
+        deadline_s = self._deadline_s(context)
         for shard_keys in keys:
-            counts = self._offload.spiller.prefetch(self._offload.core.catalog.lookup(shard_keys))
+            counts = self._offload.spiller.prefetch(self._offload.core.catalog.lookup(shard_keys), deadline_s)
             queued, present, skipped = queued + counts[0], present + counts[1], skipped + counts[2]
         return pb.PrefetchResponse(queued_count=queued, present_count=present, skipped_count=skipped)
 

@@ -75,7 +75,8 @@ class AdminServiceServicer:
 
     def Drain(self, request, context):
         """Health says NOT_SERVING, new work is refused, what runs is answered (as cancelled after some seconds), kept blocks are spilled to volumes, and these are
-        closed. Holds when it returns: the daemon is about to exit 0. Goes on when the caller goes away. Idempotent.
+        closed. Holds when it returns: the daemon is about to exit 0. Codes: DEADLINE_EXCEEDED (a repeated call waits for its end).
+        Goes on when the deadline has passed or the caller goes away. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -83,7 +84,8 @@ class AdminServiceServicer:
 
     def DropNamespace(self, request, context):
         """Forgets a namespace for ever. Holds when it returns: its blocks are not found any more, and the drop is synced to every volume that serves.
-        Codes: NOT_FOUND, UNAVAILABLE (a volume could not be told; the message names it; repeat). Idempotent.
+        Codes: NOT_FOUND, UNAVAILABLE (a volume could not be told; the message names it; repeat), DEADLINE_EXCEEDED (a volume has not answered yet; its
+        blocks are not found any more; a repeated call waits for the same drop). Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

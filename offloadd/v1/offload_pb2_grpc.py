@@ -103,7 +103,9 @@ class OffloadServiceServicer:
 
     def RegisterRegion(self, request, context):
         """Registers engine memory. Holds when it returns: the region is mapped in the device's mover and validated against the real size of its memory.
-        On an error nothing changed. Codes: INVALID_ARGUMENT, UNAUTHENTICATED, RESOURCE_EXHAUSTED, FAILED_PRECONDITION (no such device).
+        Volumes take its namespace in the background: one whose keeper stands still is not used for it until it goes on.
+        On an error nothing changed. Codes: INVALID_ARGUMENT, UNAUTHENTICATED, RESOURCE_EXHAUSTED, FAILED_PRECONDITION (no such device),
+        DEADLINE_EXCEEDED (the mover did not map it in time), UNAVAILABLE (the mover died; the namespace is being dropped).
         Each call makes a new region.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -112,7 +114,7 @@ class OffloadServiceServicer:
 
     def UnregisterRegion(self, request, context):
         """Unregisters a region. Holds when it returns: no mapping of it is left in the daemon; moves that used it have ended.
-        Codes: UNAUTHENTICATED. Idempotent.
+        Codes: UNAUTHENTICATED, DEADLINE_EXCEEDED (it may still be mapped; a repeated call waits for the same end). Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -146,7 +148,8 @@ class OffloadServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Prefetch(self, request, context):
-        """Asks for blocks to be copied from volumes into the arena. Holds when it returns: the copies are queued; they end on their own.
+        """Asks for blocks to be copied from volumes into the arena. Holds when it returns: the copies are queued; they end on their own, and none begins after
+        the call's deadline.
         Codes: INVALID_ARGUMENT, NOT_FOUND (region), UNAUTHENTICATED, RESOURCE_EXHAUSTED. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -163,7 +166,8 @@ class OffloadServiceServicer:
 
     def Cancel(self, request, context):
         """Cancels a running Evict or Restore of the same session by its request_id. Holds when it returns: blocks not yet answered will be answered
-        with REJECTED or FAILED (reason CANCELLED), and after that answer their memory in the region is neither read nor written.
+        with REJECTED or FAILED (reason CANCELLED), and after that answer their memory in the region is neither read nor written; QUARANTINED where a copy
+        that runs does not end within a second. What has all that its answer needs is answered as if there had been no Cancel.
         Codes: UNAUTHENTICATED. Idempotent; unknown ids are no error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -197,7 +197,7 @@ def _while_reading(monkeypatch, happen):
     monkeypatch.setattr(slot_io, "read", read)
 
 
-def test_a_fence_that_is_answered_during_the_read_stops_the_scatter(workshop, monkeypatch):
+def test_incident_2_a_fence_that_is_answered_during_the_read_stops_the_scatter(workshop, monkeypatch):
     _while_reading(monkeypatch, lambda: workshop.memories.engine.fence(5))
     before = workshop.engine.snapshot()
     assert workshop.run(Operation.RESTORE, make_records(range(4, 8), 20000)) == [Reason.CANCELLED] * 4
@@ -221,6 +221,39 @@ def test_a_deadline_that_passes_during_the_read_stops_the_scatter(workshop, monk
     before = workshop.engine.snapshot()
     assert workshop.run(Operation.RESTORE, make_records(range(4, 8), 20000), deadline_ns=deadline_ns) == [Reason.DEADLINE] * 4
     assert workshop.engine.snapshot() == before
+
+
+@pytest.mark.parametrize(
+    ("operation", "ended_by", "durable", "reason"),
+    [
+        (Operation.RESTORE, Reason.CANCELLED, False, Reason.CANCELLED),
+        (Operation.RESTORE, Reason.DEADLINE, False, Reason.DEADLINE),
+        (Operation.READ_ONLY, Reason.DEADLINE, False, Reason.DEADLINE),
+        (Operation.EVICT, Reason.CANCELLED, False, Reason.CANCELLED),
+        (Operation.EVICT, Reason.CANCELLED, True, Reason.CANCELLED),
+        (Operation.EVICT, Reason.DEADLINE, True, Reason.DEADLINE),
+        # It may have been answered STORED at its COPIED.
+        (Operation.EVICT, Reason.DEADLINE, False, Reason.NONE),
+    ],
+)
+def test_what_ends_while_it_waits_behind_other_ios_does_not_begin_its_own(workshop, monkeypatch, operation, ended_by, durable, reason):
+    deadline_ns = time.monotonic_ns() + 20_000_000_000
+    waits, begun = [], []
+
+    def wait(room):
+        assert room()
+        waits.append(1)
+        if ended_by == Reason.CANCELLED:
+            workshop.memories.engine.fence(5)
+        else:
+            monkeypatch.setattr("offloadd.mover.slices.time", SimpleNamespace(monotonic_ns=lambda: deadline_ns))
+
+    monkeypatch.setattr(workshop.volume.gate._changed, "wait_for", wait)
+    for name in ("read", "write"):
+        real = getattr(slot_io, name)
+        monkeypatch.setattr(slot_io, name, lambda *arguments, real=real: begun.append(1) or real(*arguments))
+    assert workshop.run(operation, make_records(range(4), 20000), deadline_ns=deadline_ns, durable=durable) == [reason] * 4
+    assert waits == [1] and begun == ([] if reason else [1])
 
 
 def test_a_fence_between_two_chunks_stops_a_long_restore(volume, monkeypatch):

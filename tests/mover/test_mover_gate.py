@@ -4,10 +4,15 @@ import threading
 
 import pytest
 
-from offloadd.mover.io_gate import BUSY_BYTES, IoGate
+from offloadd.model.enums import Reason
+from offloadd.mover.io_gate import BUSY_BYTES, CalledOffError, IoGate
 from offloadd.units import MIB
 
 from .mover_harness import ANSWER_TIMEOUT_S
+
+
+def _wanted():
+    return Reason.NONE
 
 
 class _Io:
@@ -19,7 +24,7 @@ class _Io:
         self.thread.start()
 
     def _run(self, gate, size_bytes):
-        with gate.passing(size_bytes):
+        with gate.passing(size_bytes, _wanted):
             self.inside.set()
             self.end.wait(ANSWER_TIMEOUT_S)
 
@@ -51,7 +56,33 @@ def test_short_ios_all_run_at_once(size_bytes):
 
 def test_an_io_that_fails_makes_room():
     gate = IoGate(long_count=1)
-    with pytest.raises(OSError), gate.passing(16 * MIB):
+    with pytest.raises(OSError), gate.passing(16 * MIB, _wanted):
         raise OSError
-    with gate.passing(16 * MIB):
+    with gate.passing(16 * MIB, _wanted):
         pass
+
+
+def test_an_io_that_is_called_off_while_it_waits_for_room_is_not_begun():
+    gate, reasons, told = IoGate(long_count=1), [], []
+    running = _Io(gate, 16 * MIB)
+    assert running.inside.wait(ANSWER_TIMEOUT_S)
+
+    def wait():
+        try:
+            with gate.passing(16 * MIB, lambda: reasons[-1]):
+                told.append("begun")
+        except CalledOffError as error:
+            told.append(error.reason)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    # It is asked only after the wait: there is nothing to be asked before.
+    waiter.join(0.1)
+    assert waiter.is_alive() and not told
+    reasons.append(Reason.DEADLINE)
+    running.finish()
+    waiter.join(ANSWER_TIMEOUT_S)
+    assert told == [Reason.DEADLINE]
+    with gate.passing(16 * MIB, _wanted):
+        told.append("room")
+    assert told[-1] == "room", "what is not begun takes no room"

@@ -124,9 +124,9 @@ class Front:
         work = self.evictor.evict(self.session, [self.batch(first, names)], EvictOptions(deadline_s=clock.monotonic_s() + 60, tier=Tier.ARENA, **options))
         return asyncio.create_task(work)
 
-    def restore(self, first: int, names: str, deadline_s: float = 60.0) -> "asyncio.Task[Any]":
+    def restore(self, first: int, names: str, deadline_s: float = 60.0, request_id: str = "") -> "asyncio.Task[Any]":
         async def work() -> Any:
-            options = RestoreOptions(deadline_s=clock.monotonic_s() + deadline_s)
+            options = RestoreOptions(deadline_s=clock.monotonic_s() + deadline_s, request_id=request_id)
             async for _, _, answer in self.restorer.restore(self.session, [self.batch(first, names)], options):
                 last = answer
             return last
@@ -200,6 +200,7 @@ class ScannedVolume:
 
     def __init__(self) -> None:
         self.scanning, self.serving, self.ordinal = True, False, 0
+        self.scan_until_s = clock.monotonic_s() + 60
         self.slabs_changed = asyncio.Event()
 
 
@@ -236,7 +237,7 @@ async def test_incident_7_a_failed_evict_is_never_visible_and_leaves_no_slot(fro
     assert (await restore).status.tolist() == [RestoreStatus.RESTORED, RestoreStatus.NOT_FOUND]
 
 
-async def test_an_evict_is_not_answered_before_every_source_was_copied(front: Front) -> None:
+async def test_incident_1_an_evict_is_not_answered_before_every_source_was_copied(front: Front) -> None:
     evict = front.evict(0, "abcd")
     job = await front.job()
     front.lane.send(Copied(job=job.job, count=3))

@@ -108,8 +108,8 @@ def test_p10_a_daemon_that_is_killed_and_started_while_a_volume_is_wedged_serves
     assert threads_in_d_state(mover) > 0, "SIGKILL ended what it can't end"
     node.daemon.start()
     node.connect()
-    # The other volume, too, is locked by the mover that can't die: the descriptors of a process are closed with its last thread.
-    assert {volume.state.split(":")[0] for volume in node.daemon.status().volumes} <= {"opening", "retrying"}
+    # The other volume, too, may be locked by the mover that can't die: what it did not close before it was killed is closed with its last thread.
+    assert node.daemon.status().volumes[0].state.split(":")[0] in ("opening", "retrying")
     assert node.evict(["in the arena"], ack=AckLevel.COPIED, tier=Tier.ARENA).all_stored
     assert node.engine.restore([1], ["in the arena"]).restored_count == 1
     assert threads_in_d_state(mover) > 0
