@@ -27,6 +27,7 @@ from offloadd.offload.core import Core
 from offloadd.offload.lanes import Lane
 from offloadd.offload.namespaces import NamespaceEntry
 from offloadd.offload.sessions import Session
+from offloadd.offload.volume_health import HealthOptions, VolumeHealth
 from offloadd.scheduler.arbiter import Arbiter
 from offloadd.scheduler.job_class import VOLUME_PRECEDENCE
 from offloadd.scheduler.lane_queue import LaneQueue, Windows
@@ -50,6 +51,9 @@ class NullVolume:
     scanning: bool = False
     slab_failures: int = 0
     slabs_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    health: VolumeHealth = field(default_factory=lambda: VolumeHealth(HealthOptions(), lambda: None))
+    #: To the watch: there is no keeper that it could ask anything.
+    opened: None = None
 
     async def add_namespace(self, entry: NamespaceEntry) -> None:
         """Every namespace stands in the table already."""

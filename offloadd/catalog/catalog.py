@@ -10,7 +10,7 @@ Whatever `reserve_*` hands out is published or freed exactly once; whatever `pla
 published, after its bytes are in place, so a failed evict never is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -247,13 +247,14 @@ class Catalog:
 
     # -- restore ---------------------------------------------------------------------------------------------------------------------
 
-    def plan_restore(self, keys: Keys, *, from_volume: bool = False) -> Sources:
-        """Pin what is there and say where to read it: the arena copy if there is one, else the volume's; with `from_volume` the other way round."""
+    def plan_restore(self, keys: Keys, *, from_volume: bool = False, avoid: Collection[int] = ()) -> Sources:
+        """Pin what is there and say where to read it: the arena copy if there is one, else the volume's; with `from_volume` the other way round, save of
+        the volumes in `avoid`."""
         rows = self.lookup(keys)
         self.pin(rows)
         from_arena: Mask = self._in_arena[rows] > 0
         if from_volume:
-            from_arena &= self._volume[rows] == 0
+            from_arena &= (self._volume[rows] == 0) | self._on_volumes(rows, avoid)
         return self._sources(rows, from_arena)
 
     def mark_used(self, sources: Sources) -> None:
@@ -439,6 +440,14 @@ class Catalog:
         """Rows whose only copy is in the arena (and that are held, if asked): what a drain spills."""
         alone = (self._in_arena > 0) & (self._volume == 0) & ((self._flags & FLAG_DOOMED) == 0)
         return np.flatnonzero(alone & ((self._hold_counts > 0) | (not held))).astype(np.uint32)
+
+    def only_on(self, rows: Rows, volumes: Collection[int]) -> Mask:
+        """Which rows have their only copy on one of these volumes."""
+        only: Mask = (self._in_arena[rows] == 0) & self._on_volumes(rows, volumes)
+        return only
+
+    def _on_volumes(self, rows: Rows, volumes: Collection[int]) -> Mask:
+        return np.isin(self._volume[rows], [volume + 1 for volume in volumes])
 
     def tiers_of(self, rows: Rows) -> npt.NDArray[np.uint8]:
         """Tier that a restore would read from, by row: 0 none, else a `Tier`."""

@@ -413,10 +413,13 @@ class Pool:
         slab.state = SlabState.CLOSING
 
     def closed(self, slab_index: int, *, clean: bool) -> None:
-        """The keeper wrote the summary (clean), or failed to: then it is still dirty, thus open."""
+        """The keeper wrote the summary (clean), or failed to. Then the volume may say that it is dirty, or clean: it is opened again before it is written to,
+        and left alone for a while."""
         slab = self.slabs[slab_index]
         assert slab.state == SlabState.CLOSING, slab.state
-        slab.state = SlabState.CLOSED if clean else SlabState.OPEN
+        slab.state = SlabState.CLOSED
+        if not clean:
+            self._columns.shunned_until[slab_index] = self._tick + SHUN_TICKS
 
     def open_slabs(self) -> list[Slab]:
         """Slabs that would be scanned after a crash."""

@@ -68,6 +68,9 @@ def values_of(status: Any) -> dict[str, Any]:
                 "file_system",
                 "direct_io",
                 "scan_header_bytes",
+                "reads_breaker",
+                "writes_breaker",
+                "late_count",
             )
             | {"recovery_s": volume.recovery.ToNanoseconds() / 1e9}
             for volume in status.volumes
@@ -146,7 +149,7 @@ def _render_tiers(status: dict[str, Any], console: Console) -> None:
             tiers.add_row(f"  NUMA node {node['node']}", "", *fill, "")
     if volumes:
         count, used, size = (sum(volume[name] for volume in volumes) for name in ("block_count", "used_bytes", "volume_bytes"))
-        serving = sum(volume["state"] == "serving" for volume in volumes)
+        serving = sum(volume["state"] == "serving" and not volume["reads_breaker"].startswith("open") for volume in volumes)
         tiers.add_row("volumes", *_fill(count, used, size), f"{serving} of {len(volumes)} serving")
     console.print(tiers)
     console.print()
@@ -163,6 +166,9 @@ def _render_volumes(volumes: list[dict[str, Any]], console: Console) -> None:
         state, _, detail = volume["state"].partition(": ")
         shown.add_row(plain(volume["path"]), _state(state), count, used, size, f"{volume['cut_count']}/{volume['slab_count']}")
         notes += [f"{volume['path']}: {state}: {detail}"] if detail else []
+        notes += [f"{volume['path']}: reads {volume['reads_breaker']}"] if volume["reads_breaker"] not in ("", "closed") else []
+        notes += [f"{volume['path']}: writes {volume['writes_breaker']}"] if volume["writes_breaker"] not in ("", "closed") else []
+        notes += [f"{volume['path']}: {volume['late_count']} jobs that were sent to it are late"] if volume["late_count"] else []
         notes += [f"{volume['path']}: no direct I/O: {volume['direct_io']}"] if volume["direct_io"] not in ("", "yes") else []
     console.print(shown)
     for note in notes:

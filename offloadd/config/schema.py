@@ -271,6 +271,15 @@ class VolumeConfig(_Section):
     )
 
 
+class BreakerConfig(_Section):
+    """When a volume that hangs or fails is not used any more, and how soon it is again."""
+
+    late_s: Seconds = Field(default=5.0, ge=0.5, le=600, description="Time that I/Os may be in flight without one of them ending.")
+    failures_max: int = Field(default=8, ge=1, le=1024, description="Writes that fail in a row.")
+    probe_interval_s: Seconds = Field(default=1.0, ge=0.1, le=60, description="Time between two probes, small reads, of a volume that is not used.")
+    probe_wait_s: Seconds = Field(default=2.0, ge=0.1, le=60, description="Time that a probe may take.")
+
+
 class Config(_Section):
     """The whole file."""
 
@@ -279,6 +288,7 @@ class Config(_Section):
     arena: ArenaConfig = Field(default_factory=ArenaConfig, description="The tier in host memory.")
     mover: MoverConfig = Field(default_factory=MoverConfig, description="The processes that move bytes.")
     gpu: GpuConfig = Field(default_factory=GpuConfig, description="The GPUs whose engines are served.")
+    breaker: BreakerConfig = Field(default_factory=BreakerConfig, description="When a volume that hangs or fails is not used.")
     volume: Annotated[tuple[VolumeConfig, ...], BeforeValidator(_a_list)] = Field(
         default=(), max_length=64, description="The volumes, in the order of their use."
     )

@@ -20,6 +20,7 @@ from offloadd.metrics.server import MetricsServer
 from offloadd.model.namespace import use_digests
 from offloadd.model.runtime import ADMIN_SOCKET, ATTACH_SOCKET, GRPC_SOCKET
 from offloadd.offload.service import Offload, OffloadSettings
+from offloadd.offload.volume_health import HealthOptions
 from offloadd.offload.volume_link import VolumeOptions
 from offloadd.rpc.admin import AdminServicer
 from offloadd.rpc.attach import AttachServer
@@ -79,6 +80,7 @@ def settings_of(config: Config) -> OffloadSettings:
         requests_max=limits.requests_max,
         requests_per_session_max=limits.requests_per_session_max,
         keep_grace_s=limits.keep_grace_s,
+        health=HealthOptions(**config.breaker.model_dump()),
     )
 
 

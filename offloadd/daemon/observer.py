@@ -3,13 +3,17 @@
 from collections.abc import Iterable
 from typing import Any
 
-from offloadd.metrics.registry import Metrics, label
+from offloadd import clock
+from offloadd.metrics.registry import SPILL_REASONS, Metrics, label
 from offloadd.model.enums import Path, Tier
 from offloadd.offload.answers import Answer
 from offloadd.offload.bandwidth import Direction, SizeClass
 from offloadd.offload.moves import PathUse
 from offloadd.offload.processes import WorkerProcess
 from offloadd.offload.service import Offload
+from offloadd.scheduler.breaker import BreakerState
+
+_BREAKER_STATES = (BreakerState.CLOSED, BreakerState.HALF_OPEN, BreakerState.OPEN)
 
 
 class MetricsObserver:
@@ -70,6 +74,12 @@ def refresh_gauges(metrics: Metrics, offload: Offload) -> None:
         if volume.opened is not None:
             metrics.volume_used_bytes.labels(volume=volume.options.path).set(volume.pool.used_bytes)
             metrics.volume_blocks.labels(volume=volume.options.path).set(volume.pool.used_slots)
+            metrics.volume_late_jobs.labels(volume=volume.options.path).set(core.late_count(volume, clock.monotonic_ns()))
+        for operation, breaker in (("restore", volume.health.reads), ("evict", volume.health.writes)):
+            state = _BREAKER_STATES.index(breaker.state)
+            metrics.show_breaker(volume.options.path, operation, state=state, opened_count=breaker.opened_count)
+    for reason in SPILL_REASONS:
+        metrics.show_spills_failed(reason, core.counters[f"spill_blocks_failed_{reason}"])
     for one in offload.volume_routes():
         for direction in Direction:
             for size in SizeClass:

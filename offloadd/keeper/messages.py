@@ -87,8 +87,16 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
     ticket: int
 
 
+class Probe(msgspec.Struct, frozen=True, tag=True):
+    """Read a sector of the open volume, past the page cache where that is possible, in a thread that nothing else waits for. Answered by `Done` or `Failed`,
+    when the read is over: while a volume hangs, not at all. One at a time.
+    """
+
+    ticket: int
+
+
 #: Front → keeper.
-Request = OpenVolume | AddNamespace | DropNamespace | CutSlab | OpenSlab | SummaryPart | CloseSlab | CloseVolume | Ping
+Request = OpenVolume | AddNamespace | DropNamespace | CutSlab | OpenSlab | SummaryPart | CloseSlab | CloseVolume | Ping | Probe
 
 
 class SlabInfo(msgspec.Struct, frozen=True, array_like=True):

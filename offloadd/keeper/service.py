@@ -31,6 +31,7 @@ from offloadd.keeper.messages import (
     OpenSlab,
     OpenVolume,
     Ping,
+    Probe,
     Recovered,
     Request,
     SlabInfo,
@@ -43,6 +44,7 @@ from offloadd.keeper.summaries import SummaryInbox
 from offloadd.keeper.volume import Volume, open_kept_volume
 from offloadd.tiers.format import Array
 from offloadd.tiers.slab_header import SlabHeader
+from offloadd.tiers.volume_io import read_past_cache
 
 #: Threads that cut and close slabs. A prewrite alone fills the device; the second lets a close pass it.
 _SLAB_THREADS = 2
@@ -51,7 +53,7 @@ _INVENTORY_SLABS = 512
 _INVENTORY_NAMESPACES = 512
 
 SlabRequest = CutSlab | OpenSlab | SummaryPart | CloseSlab
-Ticketed = OpenVolume | AddNamespace | DropNamespace | CutSlab | OpenSlab | CloseSlab | CloseVolume | Ping
+Ticketed = OpenVolume | AddNamespace | DropNamespace | CutSlab | OpenSlab | CloseSlab | CloseVolume | Ping | Probe
 Item = TypeVar("Item")
 
 
@@ -122,6 +124,8 @@ class Keeper:
             self._answer(request, lambda: self._drop_namespace(request))
         elif isinstance(request, Ping):
             self._send(Done(ticket=request.ticket))
+        elif isinstance(request, Probe):
+            self._answer(request, lambda: self._probe(request))
 
     def _take_slab(self, request: SlabRequest) -> None:
         if isinstance(request, SummaryPart):
@@ -217,6 +221,20 @@ class Keeper:
                 if not isinstance(held, SummaryPart):
                     self._send(failure(held.ticket, Unavailable("the volume is being closed")))
         self._send(Done(ticket=request.ticket))
+
+    def _probe(self, request: Probe) -> None:
+        volume = self._opened()
+
+        def read() -> None:
+            try:
+                read_past_cache(volume.file.data_fd, "a sector to see whether the volume answers")
+            except OSError as error:
+                self._send(failure(request.ticket, error))
+            else:
+                self._send(Done(ticket=request.ticket))
+
+        # A thread of its own: this read is made where one may be expected to hang.
+        threading.Thread(target=read, name="probe", daemon=True).start()
 
     # Namespaces
 

@@ -23,6 +23,15 @@ class Controller:
     #: -1: not told.
     numa_node: int
 
+    def __str__(self) -> str:
+        shown = f"{self.name} ({self.transport}{', ' if self.address else ''}{self.address}) is {self.state or 'in no known state'}"
+        if self.ana_state not in ("", "optimized"):
+            shown += f", {self.ana_state}"
+        if self.is_fabric and self.state != "live":
+            shown += "; fast_io_fail_tmo is " + ("off" if self.fast_io_fail_s in (None, -1) else f"{self.fast_io_fail_s} s")
+            shown += ", ctrl_loss_tmo " + ("off" if self.ctrl_loss_s in (None, -1) else f"{self.ctrl_loss_s} s")
+        return shown
+
     @property
     def is_fabric(self) -> bool:
         """Whether a network lies between."""

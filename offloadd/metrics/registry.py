@@ -1,5 +1,6 @@
 """The daemon's metrics: counts, times and gauges with label values from closed sets."""
 
+from collections import Counter as Tally
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Final
@@ -31,6 +32,8 @@ WAYS: Final = tuple(label(way) for way in Way)
 OUTCOMES: Final = tuple(sorted({label(status) for status in (*EvictStatus, *RestoreStatus) if status}))
 #: Why a restore gave no bytes: `not_found`, or the reason beside the status.
 MISS_REASONS: Final = ("not_found", *(label(reason) for reason in Reason if reason is not Reason.NONE))
+#: Why a spill was given up.
+SPILL_REASONS: Final = MISS_REASONS[1:]
 
 
 class Metrics:
@@ -63,7 +66,9 @@ class Metrics:
             "arena_remote_blocks", "Blocks copied between a GPU and a part of the arena on another NUMA node than its own.", "operation"
         )
         self.misses = self._counter("misses", "Blocks of restores that gave no bytes.", "reason")
-        self._restarts: dict[str, int] = {}
+        self.spill_blocks_failed = self._counter("spill_blocks_failed", "Blocks of the arena whose copying to a volume was given up.", "reason")
+        self.breaker_opened = self._counter("volume_breaker_opened", "Times that a volume was turned off for an operation.", "volume", "operation")
+        self._shown: Tally[tuple[str, ...]] = Tally()
         self.workers_restarted = self._counter("workers_restarted", "Workers that died and were started again.", "worker")
         self.request_seconds = Histogram(
             "offloadd_request_seconds", "Time from the request to its answer.", ["operation"], buckets=_SECONDS, registry=self.registry
@@ -81,6 +86,10 @@ class Metrics:
         )
         self.volume_used_bytes = self._gauge("volume_used_bytes", "Bytes in slots of the volume that hold blocks.", "volume")
         self.volume_blocks = self._gauge("volume_blocks", "Blocks on the volume.", "volume")
+        self.volume_breaker = self._gauge(
+            "volume_breaker", "Whether a volume gets such operations: 0 yes, 1 on trial, 2 no, since it hangs or fails.", "volume", "operation"
+        )
+        self.volume_late_jobs = self._gauge("volume_late_jobs", "Jobs sent to the volume that are past their deadlines, or stand still.", "volume")
         route = ("gpu", "volume", "path", "operation", "size")
         self.route_bytes_per_second = self._gauge("route_bytes_per_second", "Measured between a GPU and a volume; 0 while it was not.", *route)
         self.route_auto = self._gauge("route_auto", "1 for the path that AUTO takes between a GPU and a volume, else 0.", *route)
@@ -92,6 +101,8 @@ class Metrics:
         # Series that exist from the start read as zero, not as absent, in an alert.
         for reason in MISS_REASONS:
             self.misses.labels(reason=reason)
+        for reason in SPILL_REASONS:
+            self.spill_blocks_failed.labels(reason=reason)
         for worker in workers:
             self.workers_restarted.labels(worker=worker)
         for operation in REQUESTS:
@@ -103,10 +114,23 @@ class Metrics:
         for name, value in limits.items():
             self.limits.labels(limit=name).set(value)
 
+    def show_spills_failed(self, reason: str, count: int) -> None:
+        """Count the blocks whose spill was given up for this reason up to `count`, all that there have been."""
+        self.spill_blocks_failed.labels(reason=reason).inc(self._since("spill", reason, count=count))
+
+    def show_breaker(self, volume: str, operation: str, *, state: int, opened_count: int) -> None:
+        """Show a breaker of a volume: 0 closed, 1 half-open, 2 open; and how often it has opened."""
+        self.volume_breaker.labels(volume=volume, operation=operation).set(state)
+        self.breaker_opened.labels(volume=volume, operation=operation).inc(self._since("breaker", volume, operation, count=opened_count))
+
+    def _since(self, *name: str, count: int) -> int:
+        """How much a count has grown since it was last shown."""
+        before, self._shown[name] = self._shown[name], count
+        return count - before
+
     def show_restarts(self, worker: str, count: int) -> None:
         """Count the restarts of a worker up to `count`, all that there have been."""
-        self.workers_restarted.labels(worker=worker).inc(count - self._restarts.get(worker, 0))
-        self._restarts[worker] = count
+        self.workers_restarted.labels(worker=worker).inc(self._since("restarts", worker, count=count))
 
     def counter_values(self) -> list[tuple[str, int]]:
         """Every counter that is not zero, as (`name{label="value",…}`, value), for the status."""

@@ -115,5 +115,7 @@ class Reason(IntEnum):
     WRONG_PATH = 12
     #: The event or flag that the copies were to wait for can't be opened; nothing was copied.
     EVENT_NOT_OPENED = 13
+    #: The volume does not answer, or fails everything: nothing was tried, and nothing is before it answers again.
+    VOLUME_DOWN = 14
     #: The volume's write budget of the day is used up.
     WRITE_BUDGET = 15

@@ -76,6 +76,8 @@ class Core:
     #: Keys whose evict is under way → set when it is over. A restore of such a key waits for it instead of missing.
     in_flight: dict[bytes, asyncio.Event] = field(default_factory=dict)
     active: dict[int, Active] = field(default_factory=dict)
+    #: Ordinals of volumes that are open and give no blocks at present.
+    unreadable: frozenset[int] = frozenset()
     stopping: Stopping = field(init=False)
     #: By the ordinals of volumes that have one.
     write_budgets: dict[int, WriteBudget] = field(default_factory=dict)
@@ -216,6 +218,14 @@ class Core:
         """All lanes."""
         return [lane for device in self.devices.values() for lane in device.lanes()]
 
+    def late_count(self, volume: VolumeLink, now_ns: int) -> int:
+        """Jobs that were sent to the volume and are past their deadlines, or that stand still."""
+        return sum(lane.running_count if volume.health.stalled else lane.late_count(now_ns) for lane in self.volume_lanes(volume.ordinal))
+
+    def volume_lanes(self, volume: int) -> list[Lane]:
+        """All lanes to one volume."""
+        return [lane for device in self.devices.values() for (ordinal, _), lane in device.volume_lanes.items() if ordinal == volume]
+
     def device(self, name: str) -> Device:
         """The device of this name or UUID. Raises `PathUnavailable`: there is none, or it can't be used."""
         # One that was refused since the configuration names its GPU twice stands for the other.
@@ -237,8 +247,12 @@ class Core:
     # -- tiers -----------------------------------------------------------------------------------------------------------------------
 
     def serving_volumes(self) -> list[VolumeLink]:
-        """Volumes that take and give blocks now."""
-        return [volume for volume in self.volumes if volume.serving and self.host.volume_lane(volume.ordinal) is not None]
+        """Volumes that take blocks now."""
+        return [volume for volume in self.volumes if volume.serving and volume.health.writes.admits and self.host.volume_lane(volume.ordinal) is not None]
+
+    def turn(self, volume: int, *, reads: bool) -> None:
+        """Blocks of this volume can be read from now on, or can't."""
+        self.unreadable = self.unreadable - {volume} if reads else self.unreadable | {volume}
 
     def volume(self, ordinal: int) -> VolumeLink:
         """The volume with this ordinal in the catalog."""

@@ -76,15 +76,21 @@ class _Part:
         return slice(self.first, self.first + self.chosen.shape[0])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Sent:
-    """`over` is set when the move is. `lanes`: where the parts went, by volume and region; AUTO may choose another way by the time of the answer.
+    """The parts of one evict on their way. `over` is set when the move is, or stands still. `lanes`: where the parts went, by volume and region; AUTO may
+    choose another way by the time of the answer. `settled`: parts that were published, or whose slots are free again.
 
     `failed`, by the move's numbers: blocks that were answered FAILED or QUARANTINED before their results. Whatever these are, they do not become visible.
     """
 
+    session: Session
+    move: Move
+    parts: list[_Part]
+    options: EvictOptions
     over: asyncio.Event
     lanes: dict[tuple[int, int], Lane]
+    settled: set[int]
     failed: npt.NDArray[np.bool_]
 
 
@@ -126,8 +132,9 @@ class Evictor:
                     self._reject(answer, part.positions, active.stop_reason)
                 parts = []
             move = core.new_move(sum(part.chosen.shape[0] for part in parts))
-            sent = self._send(move, parts, options)
-            core.at_end(move, lambda: self._finish(session, move, parts, options, sent))
+            sent = self._send(session, move, parts, options)
+            move.on_stuck = lambda: self._settle_done(sent)
+            core.at_end(move, lambda: self._finish(sent))
             durable = options.ack == AckLevel.DURABLE
             active.enough = lambda: move.done if durable else move.copied
             stopped = await core.stopping.wait_for(move, active, active.enough)
@@ -179,6 +186,9 @@ class Evictor:
             return
         rows = core.catalog.lookup(batch.keys)
         present = core.catalog.stored_as(rows, tier=tier, durable=durable)
+        if core.unreadable and tier == Tier.ANY and not durable:
+            # It is there, and can't be had back while it is wanted: the arena takes another copy.
+            present &= ~core.catalog.only_on(rows, core.unreadable)
         if present.any():
             answer.set(batch.positions[present], EvictStatus.DUPLICATE, 0, core.catalog.tiers_of(rows[present]))
             core.catalog.touch(rows[present])
@@ -231,16 +241,19 @@ class Evictor:
         core = self._core
         while not (serving := self._volumes_of(region, options)):
             # Right after its registration a namespace may be on its way to the only volume.
-            asked = [event for ordinal, event in region.namespace.asked.items() if core.volume(ordinal).serving]
+            able = {volume.ordinal for volume in core.serving_volumes()}
+            asked = [event for ordinal, event in region.namespace.asked.items() if ordinal in able]
             if not asked:
-                return missing, Reason.NO_TIER
+                down = any(volume.serving and not volume.health.writes.admits for volume in core.volumes)
+                return missing, Reason.VOLUME_DOWN if down else Reason.NO_TIER
             if not await active.any_of(asked):
                 return missing, Reason.DEADLINE
         failures = {volume.ordinal: volume.slab_failures for volume in serving}
         while True:
-            volumes = [volume for volume in serving if volume.serving and volume.slab_failures - failures[volume.ordinal] < SLAB_FAILURES_MAX]
+            admitting = [volume for volume in serving if volume.serving and volume.health.writes.admits]
+            volumes = [volume for volume in admitting if volume.slab_failures - failures[volume.ordinal] < SLAB_FAILURES_MAX]
             if not volumes:
-                return missing, Reason.IO_ERROR
+                return missing, Reason.IO_ERROR if admitting else Reason.VOLUME_DOWN
             changed = [volume.slabs_changed for volume in volumes]
             per_volume = -(-missing.shape[0] // len(volumes))
             stripe = max(1, min(per_volume, STRIPE_BYTES // region.slot_bytes))
@@ -301,7 +314,7 @@ class Evictor:
 
     # -- moving ----------------------------------------------------------------------------------------------------------------------
 
-    def _send(self, move: Move, parts: list[_Part], options: EvictOptions) -> _Sent:
+    def _send(self, session: Session, move: Move, parts: list[_Part], options: EvictOptions) -> _Sent:
         """Queue the jobs of all parts in one go: the move counts as copied when none of them is left, so none may come later.
 
         Restores of these keys wait for `over`.
@@ -356,7 +369,7 @@ class Evictor:
                 require_path=options.require_path,
             )
         move.filled()
-        return _Sent(over, lanes, np.zeros(move.count, dtype=np.bool_))
+        return _Sent(session, move, parts, options, over, lanes, set(), np.zeros(move.count, dtype=np.bool_))
 
     def _fill(self, records: npt.NDArray[Any], part: _Part, options: EvictOptions) -> None:
         core = self._core
@@ -375,19 +388,27 @@ class Evictor:
         records["namespace_ordinal"], records["namespace_epoch"] = region.namespace.on_volumes[part.volume]
         records["flags"] = FLAG_KEEP if options.keep_until_s is not None else 0
 
-    def _finish(self, session: Session, move: Move, parts: list[_Part], options: EvictOptions, sent: _Sent) -> None:
+    def _finish(self, sent: _Sent) -> None:
         """When every block has a result: publish the good ones, free the slots of the others, hold and spill as asked."""
         core = self._core
         try:
-            for part in parts:
-                self._settle(session, move, part, options, sent.failed[part.span])
+            self._settle_done(sent)
         finally:
             # Also after a fault of ours: restores that wait for these keys would else wait until their deadlines.
-            for part in parts:
+            for part in sent.parts:
                 for key in part.keys.tolist():
                     if core.in_flight.get(key) is sent.over:
                         del core.in_flight[key]
             sent.over.set()
+
+    def _settle_done(self, sent: _Sent) -> None:
+        """Publish the parts that are over, and let restores go on that wait for the evict: a volume that hangs may keep the others for minutes."""
+        reasons = sent.move.reasons
+        for index, part in enumerate(sent.parts):
+            if index not in sent.settled and not (reasons[part.span] == PENDING).any():
+                sent.settled.add(index)
+                self._settle(sent.session, sent.move, part, sent.options, sent.failed[part.span])
+        sent.over.set()
 
     def _settle(self, session: Session, move: Move, part: _Part, options: EvictOptions, failed: npt.NDArray[np.bool_]) -> None:
         core = self._core

@@ -2,10 +2,12 @@
 
 import asyncio
 import socket
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 import numpy.typing as npt
 
 from offloadd import clock
@@ -20,6 +22,9 @@ from offloadd.scheduler.job_class import JobClass
 from offloadd.scheduler.lane_queue import LaneQueue, Portion
 
 _EVICTS = (Operation.EVICT, Operation.ARENA_EVICT)
+_WRITES = (*_EVICTS, Operation.SPILL)
+#: Bytes a second of the longest block in flight that are waited for before a lane counts as stalled: a block of 3 GiB is one slice.
+SLOWEST_BYTES_PER_S = 32 << 20
 
 
 @dataclass(eq=False, slots=True)
@@ -30,6 +35,10 @@ class _Part:
     order: Job
     blocks: npt.NDArray[Any]
     taken: int = 0
+
+    @property
+    def writes(self) -> bool:
+        return self.order.operation in _WRITES
 
 
 @dataclass(eq=False, slots=True)
@@ -51,7 +60,8 @@ def _way_name(tier: Tier, path: Path, way: Way) -> WayName:
 class Lane:
     """One tier instance in one mover. What was submitted while the mover is away waits for it; jobs that were sent to a mover that died fail with WORKER_LOST.
 
-    `tier` and `path` are what its operations report. `traffic` hears when it has work, for `device` and `volume` (-1: the arena).
+    `tier` and `path` are what its operations report. `traffic` hears when it has work, for `device` and `volume` (-1: the arena). `on_io(writes, good)` hears
+    of each slice whose I/O says something of the volume.
     """
 
     def __init__(
@@ -65,6 +75,7 @@ class Lane:
         device: str = "",
         volume: int = -1,
         traffic: Traffic | None = None,
+        on_io: Callable[[bool, bool], None] = lambda writes, good: None,
     ) -> None:
         self.number = number
         self.name = name
@@ -84,6 +95,13 @@ class Lane:
         self._parts: dict[int, _Part] = {}
         self._parts_of: dict[int, list[_Part]] = {}
         self._sent: dict[int, _Sent] = {}
+        self._on_io = on_io
+        #: By direction (True: writes): whether no job is sent.
+        self._refused = {False: False, True: False}
+        #: Those of `_sent` that do not wait for their engine.
+        self._running: dict[int, _Sent] = {}
+        #: When one of them last began after a pause, or gave a result.
+        self._progress_ns = 0
         #: Runs out when the queue is to be asked again though nothing happens.
         self._timer: asyncio.TimerHandle | None = None
         self._channel: AsyncChannel[LaneAnswer] | None = None
@@ -144,6 +162,8 @@ class Lane:
 
     def pump(self) -> None:
         """Send what may be sent, first on lanes of the same volume that this one has held up."""
+        if any(self._refused.values()):
+            self._take_back([part for part in self._parts.values() if self._refused[part.writes]], Reason.VOLUME_DOWN)
         for wake in self._queue.others():
             wake()
         self._send_next()
@@ -167,7 +187,8 @@ class Lane:
         if part.taken == part.blocks.shape[0]:
             self._leave(part)
         uncopied = portion.block_count if part.order.operation in _EVICTS else 0
-        self._sent[portion.job] = _Sent(part, blocks, portion.block_count, uncopied)
+        sent = self._sent[portion.job] = _Sent(part, blocks, portion.block_count, uncopied)
+        self._begin(portion.job, sent)
         return msgspec.structs.replace(part.order, job=portion.job, blocks=blocks.tobytes())
 
     def _wake_at(self, wake_ns: int, now_ns: int) -> None:
@@ -184,15 +205,55 @@ class Lane:
         self._timer = None
         self.pump()
 
+    def _begin(self, job: int, sent: _Sent) -> None:
+        if not self._running:
+            self._progress_ns = clock.monotonic_ns()
+        self._running[job] = sent
+
+    # -- whether the volume behind it works --------------------------------------------------------------------------------------------
+
+    def refuse(self, *, reads: bool, writes: bool) -> None:
+        """From now on nothing is sent in these directions, and what waits fails with VOLUME_DOWN; jobs that were sent end as they end."""
+        self._refused = {False: reads, True: writes}
+        self.pump()
+
+    def refuses(self, *, writes: bool) -> bool:
+        """Whether what goes in this direction fails at once."""
+        return self._refused[writes]
+
+    def stalled_ns(self, now_ns: int) -> int:
+        """How long no slice has ended although some are in flight, less what the longest block in flight may take; 0 if none are, or it moves."""
+        if not self._running:
+            return 0
+        slot_bytes = max(sent.part.order.slot_bytes for sent in self._running.values())
+        return max(0, now_ns - self._progress_ns - slot_bytes * 1_000_000_000 // SLOWEST_BYTES_PER_S)
+
+    def late_count(self, now_ns: int) -> int:
+        """Jobs that were sent and are past their deadlines: nobody waits for them, and their slots are theirs until they end."""
+        return sum(0 < sent.part.order.deadline_ns <= now_ns for sent in self._running.values())
+
+    @property
+    def running_count(self) -> int:
+        """Jobs that were sent and do not wait for their engine."""
+        return len(self._running)
+
+    @property
+    def moves(self) -> list[Move]:
+        """The moves that have jobs here which run."""
+        return list({sent.part.move.number: sent.part.move for sent in self._running.values()}.values())
+
     def abandon(self, move: Move, reason: Reason) -> None:
         """Blocks of this move that were not sent yet will not be, and get this reason."""
         mine = list(self._parts_of.get(move.number, ()))
-        for part in mine:
-            self._queue.drop(part.order.job)
-            self._give_up(part, reason)
+        self._take_back(mine, reason)
         if mine:
             # What they held up may go, on this lane and on others.
             self.pump()
+
+    def _take_back(self, parts: Iterable[_Part], reason: Reason) -> None:
+        for part in parts:
+            self._queue.drop(part.order.job)
+            self._give_up(part, reason)
 
     def _on_answer(self, answer: LaneAnswer, fds: list[int]) -> None:
         sent = self._sent.get(answer.job)
@@ -205,14 +266,18 @@ class Lane:
             return
         if isinstance(answer, Parked):
             self._queue.park(answer.job)
+            self._running.pop(answer.job, None)
             self.pump()
             return
         if isinstance(answer, Unparked):
             self._queue.unpark(answer.job)
+            self._begin(answer.job, sent)
             return
         assert isinstance(answer, SliceDone)
         assert self._run is not None
-        self._run.slice(answer, clock.monotonic_ns())
+        self._progress_ns = clock.monotonic_ns()
+        self._run.slice(answer, self._progress_ns)
+        self._judge(sent.part, answer)
         count = len(answer.results) // RESULT_DTYPE.itemsize
         sent.left -= count
         if sent.left:
@@ -224,6 +289,13 @@ class Lane:
             move.on_copied(sent.part.order.job, sent.uncopied)
         move.on_slice(answer, self._ways[answer.way], count)
         self.pump()
+
+    def _judge(self, part: _Part, done: SliceDone) -> None:
+        # Nearly always some block is good, and then its bytes say so; looking at the results takes µs.
+        if done.payload_bytes:
+            self._on_io(part.writes, True)
+        elif (np.frombuffer(done.results, dtype=RESULT_DTYPE)["reason"] == Reason.IO_ERROR).any():
+            self._on_io(part.writes, False)
 
     def _lose(self, job: int, sent: _Sent) -> None:
         """The mover has gone with it."""
@@ -253,6 +325,7 @@ class Lane:
     def _forget(self, job: int) -> None:
         """The job is over."""
         del self._sent[job]
+        self._running.pop(job, None)
         self._queue.finish(job)
         self._end_run()
 

@@ -46,7 +46,7 @@ class Lookups:
         core = self._core
         catalog = core.catalog
         count = keys_by_shard[0].shape[0]
-        rows = [catalog.lookup(keys) for keys in keys_by_shard]
+        rows = [self._readable(catalog.lookup(keys)) for keys in keys_by_shard]
         tiers = np.full(count, 255, dtype=np.uint8)
         held = np.ones(count, dtype=np.bool_)
         tiers_by_shard = [catalog.tiers_of(shard_rows) for shard_rows in rows]
@@ -70,6 +70,12 @@ class Lookups:
         if estimated_s is not None and prefill_tokens_per_s > 0 and tokens_per_block > 0 and held_count:
             worth = estimated_s < held_count * tokens_per_block / prefill_tokens_per_s
         return LookupAnswer(held_count=held_count, tiers=tiers, estimated_s=estimated_s, worth_restoring=worth)
+
+    def _readable(self, rows: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+        """Row 0 for blocks that a restore would fail for: their volume does not answer."""
+        if not self._core.unreadable:
+            return rows
+        return np.where(self._core.catalog.only_on(rows, self._core.unreadable), 0, rows).astype(np.uint32)
 
     def _estimate(self, rows: list[npt.NDArray[np.uint32]], tiers_by_shard: list[npt.NDArray[np.uint8]], held: npt.NDArray[np.bool_]) -> float | None:
         core = self._core

@@ -83,6 +83,8 @@ class Move:
     copied: bool = False
     #: Set when it can't be proven that engine memory is not touched any more.
     quarantined: bool = False
+    #: Called when some of its jobs stand still and may do so for long: what does not depend on them need not wait.
+    on_stuck: Callable[[], None] = lambda: None
     pending_count: int = field(init=False)
     _reasons: npt.NDArray[np.uint32] = field(init=False)
     _checksums: npt.NDArray[np.uint32] = field(init=False)

@@ -157,7 +157,8 @@ class Restorer:
         regions = [core.regions.by_number(batch.region) for batch in batches]
         for region, batch in zip(regions, batches, strict=True):
             # The copy that the asked-for path reads where there is one; blocks that have only the other copy keep it, unless the path is required.
-            sources = core.catalog.plan_restore(batch.keys, from_volume=path not in (Path.AUTO, Path.DDR))
+            avoid = () if options.require_path else core.unreadable
+            sources = core.catalog.plan_restore(batch.keys, from_volume=path not in (Path.AUTO, Path.DDR), avoid=avoid)
             usable = (sources.rows > 0) & (sources.payload_bytes == region.payload_bytes)
             self._leave_out_unreachable(sources, usable, region)
             if not usable.all():

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import itertools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -34,7 +35,9 @@ from offloadd.offload.restore import Restorer
 from offloadd.offload.sessions import Session, SessionTable
 from offloadd.offload.spill import Spiller
 from offloadd.offload.traffic import Run, Traffic
+from offloadd.offload.volume_health import HealthOptions
 from offloadd.offload.volume_link import VolumeLink, VolumeOptions
+from offloadd.offload.volume_watch import VolumeWatch
 from offloadd.scheduler.arbiter import Arbiter
 from offloadd.scheduler.job_class import ARENA_PRECEDENCE, VOLUME_PRECEDENCE
 from offloadd.scheduler.lane_queue import LaneQueue, Windows
@@ -80,6 +83,7 @@ class OffloadSettings:
     requests_max: int
     requests_per_session_max: int
     keep_grace_s: float
+    health: HealthOptions = field(default_factory=HealthOptions)
     #: Between two measurements of a route; 0: only when it is opened.
     measure_interval_s: float = 0.0
     #: GPUs, each `cuda:N` or a UUID.
@@ -131,6 +135,7 @@ class Offload:
     lookups: Lookups = field(init=False)
     spiller: Spiller = field(init=False)
     measurer: Measurer = field(init=False)
+    watch: VolumeWatch = field(init=False)
     announcer: Announcer = field(default_factory=Announcer)
     arena: ArenaMemory | None = None
     ready_s: float = 0.0
@@ -138,6 +143,7 @@ class Offload:
     #: By the volume's ordinal.
     _arbiters: dict[int, Arbiter] = field(default_factory=dict)
     _expiry: "asyncio.Task[None] | None" = None
+    _watching: "asyncio.Task[None] | None" = None
     _drained: "asyncio.Task[int] | None" = None
     #: Drops of namespaces that are under way, by their numbers.
     _drops: "dict[int, asyncio.Task[int]]" = field(default_factory=dict)
@@ -176,6 +182,7 @@ class Offload:
         self.evictor = Evictor(self.core, self.spiller)
         self.restorer = Restorer(self.core)
         self.lookups = Lookups(self.core)
+        self.watch = VolumeWatch(self.core, self._volume_admitted)
 
     def _mover(self, device: str) -> MoverLink:
         return MoverLink(
@@ -208,6 +215,8 @@ class Offload:
                 namespaces=self.core.namespaces,
                 keep_until_s=self._recovered_keep_until_s,
                 on_opened=self._volume_opened,
+                on_turn=self.watch.turned,
+                health=settings.health,
             )
             self.core.volumes.append(link)
             link.start()
@@ -217,12 +226,18 @@ class Offload:
             for waiter in late:
                 waiter.cancel()
             for volume in self.core.volumes:
-                if volume.state == "opening":
-                    log.warning("volume does not answer; serving without it until it does", volume=volume.options.path, waited_s=VOLUME_OPEN_WAIT_S)
+                if not volume.settled.is_set():
+                    log.warning(
+                        "volume does not answer; serving without it until it does",
+                        volume=volume.options.path,
+                        waited_s=VOLUME_OPEN_WAIT_S,
+                        nvme=volume.nvme_paths,
+                    )
         await self.core.host.mover.lanes_ready()
         await self._wait_for_gpus()
         self.ready_s = clock.monotonic_s()
         self._expiry = asyncio.get_running_loop().create_task(self._expire_holds())
+        self._watching = asyncio.get_running_loop().create_task(self.watch.run())
 
     async def _wait_for_gpus(self) -> None:
         """A driver that does not answer costs its GPU, not the start."""
@@ -250,7 +265,16 @@ class Offload:
         )
         return arena
 
-    def _lane(self, number: int, name: str, tier: Tier, path: Path, device: str, volume: int = -1) -> Lane:
+    def _lane(
+        self,
+        number: int,
+        name: str,
+        tier: Tier,
+        path: Path,
+        device: str,
+        volume: int = -1,
+        on_io: Callable[[bool, bool], None] = lambda writes, good: None,
+    ) -> Lane:
         settings = self.settings
         # The arena has no device behind it that a restore could wait for; more in flight keeps its threads busy.
         evict_bytes = settings.evict_slices_in_flight * settings.staging_slot_bytes
@@ -270,6 +294,7 @@ class Offload:
             device=device,
             volume=volume,
             traffic=self.core.traffic,
+            on_io=on_io,
         )
 
     def _arbiter(self, volume: int) -> Arbiter:
@@ -300,7 +325,7 @@ class Offload:
         for device in self.core.devices.values():
             scratch = whole.part(gpus.index(device), len(gpus)) if device.is_gpu else NO_SCRATCH
             for path in device.volume_paths:
-                lane = self._lane(next(self._lane_numbers), volume.options.path, Tier.VOLUME, path, device.name, volume.ordinal)
+                lane = self._lane(next(self._lane_numbers), volume.options.path, Tier.VOLUME, path, device.name, volume.ordinal, volume.health.on_io)
                 settled = functools.partial(self._route_settled, device, volume, lane, scratch)
                 device.mover.add_lane(
                     LaneSpec(
@@ -318,9 +343,19 @@ class Offload:
                 if path != Path.GDS:
                     # Jobs wait in the lane while the mover starts. Whether there is a way past the host only the mover can tell.
                     settled("")
+        self._enter_namespaces(volume)
+
+    def _enter_namespaces(self, volume: VolumeLink) -> None:
+        """Those that regions were registered with while the volume was away."""
         for entry in self.core.namespaces.entries:
             if entry.tenant and not entry.dropped:
                 self.announcer.announce(volume, entry)
+
+    def _volume_admitted(self, volume: VolumeLink) -> None:
+        """It gets writes again."""
+        self._enter_namespaces(volume)
+        # What is kept was to lie on a volume; its spill may have been given up.
+        self.spiller.spill(self.core.catalog.arena_only(held=True))
 
     def _route_settled(self, device: Device, volume: VolumeLink, lane: Lane, scratch: Scratch, why: str) -> None:
         """The mover serves a lane to a volume (`why` empty), or does not."""
@@ -413,8 +448,10 @@ class Offload:
     async def stop(self) -> None:
         """Drain, then end the mover."""
         await self.drain()
-        if self._expiry is not None:
-            self._expiry.cancel()
+        for task in (self._expiry, self._watching):
+            if task is not None:
+                task.cancel()
+        self.watch.stop()
         await asyncio.gather(*(device.mover.process.stop(timeout_s=5.0) for device in self.core.devices.values()))
         if self.arena is not None:
             os.close(self.arena.fd)

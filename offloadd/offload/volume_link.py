@@ -1,10 +1,13 @@
 """The front's end of one volume: its keeper process, its state, and the catalog's pool that its slabs make up.
 
-opening ──VolumeOpened──▶ recovering ──ScanFinished──▶ serving         opening ──Failed──▶ failed
+opening ──VolumeOpened──▶ recovering ──ScanFinished──▶ serving
+  │ ▲
+  │ └──after a pause── retrying        Failed, by what may pass: a device that is away, a lock that a dying daemon still holds
+  ├──Failed──────────────▲
+  └──Failed──▶ failed                  by what no time mends: a foreign or damaged file
 """
 
 import asyncio
-import itertools
 import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -12,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
-from offloadd import clock, errors
+from offloadd import clock
 from offloadd.catalog.catalog import Catalog
 from offloadd.catalog.pool import Pool, Slab, SlabState
 from offloadd.errors import OffloaddError, Unavailable
@@ -30,6 +33,7 @@ from offloadd.keeper.messages import (
     NamespaceAdded,
     OpenSlab,
     OpenVolume,
+    Probe,
     Recovered,
     ScanFinished,
     SlabInfo,
@@ -37,9 +41,13 @@ from offloadd.keeper.messages import (
     SummaryPart,
     VolumeOpened,
 )
+from offloadd.machine.place import nvme_paths
+from offloadd.machine.system import System
 from offloadd.model.slots import FLAG_KEEP
+from offloadd.offload.keeper_requests import CUT_WAIT_S, KeeperRequests
 from offloadd.offload.namespaces import NamespaceEntry, Namespaces
 from offloadd.offload.processes import WorkerProcess
+from offloadd.offload.volume_health import HealthOptions, VolumeHealth
 from offloadd.tiers.format import SUMMARY_DTYPE, slot_count_for
 
 #: How long after a volume's opening a restore of an unknown block waits for its scan. A million blocks take 1 to 2 s, and to recompute takes longer than that.
@@ -50,6 +58,12 @@ log = structlog.get_logger()
 #: Open slabs above `open_slabs` are closed one after the other; a pause between failures keeps a sick volume from being asked all the time.
 CLOSE_RETRY_S = 1.0
 SLAB_RETRY_S = 0.1
+#: Pause between two tries to open a volume, doubling up to the maximum: a path that comes back, or the end of the process that holds the lock, is noticed
+#: within seconds, and a try costs one message and a system call.
+OPEN_RETRY_S = 0.25
+OPEN_RETRY_S_MAX = 5.0
+#: Kinds of failures at opening that stay until a person mends the file or the configuration.
+_LASTING = frozenset({"VolumeForeign", "VolumeDamaged", "InvalidRequest"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +81,8 @@ class VolumeOptions:
 class VolumeLink:
     """One volume, kept open by its keeper. Event-loop owned.
 
-    `on_opened(self)`: geometry and descriptors are known; lanes may be added. `keep_until_s()`: until when recovered keeps stay.
+    `on_opened(self)`: geometry and descriptors are known; lanes may be added. `keep_until_s()`: until when recovered keeps stay. `on_turn(self)`: a breaker of
+    its health has changed its state.
     """
 
     def __init__(
@@ -78,10 +93,18 @@ class VolumeLink:
         namespaces: Namespaces,
         keep_until_s: Callable[[], float],
         on_opened: Callable[["VolumeLink"], None],
+        on_turn: Callable[["VolumeLink"], None],
+        health: HealthOptions,
     ) -> None:
         self.options = options
+        self.health = VolumeHealth(health, lambda: on_turn(self))
         self.state = "opening"
+        #: Why it can't be opened.
         self.failure = ""
+        #: When that is tried again; meaningful while the state is "retrying".
+        self.retry_at_s = 0.0
+        self._retry_pause_s = OPEN_RETRY_S
+        self._retry: asyncio.TimerHandle | None = None
         self.opened: VolumeOpened | None = None
         self.ordinal = -1
         self.fds: tuple[int, ...] = ()
@@ -104,8 +127,7 @@ class VolumeLink:
         self._namespaces = namespaces
         self._keep_until_s = keep_until_s
         self._on_opened = on_opened
-        self._tickets = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._requests = KeeperRequests(self.process, options.path, on_late=self.health.suspect)
         self._tasks: set[asyncio.Task[None]] = set()
         self._dirty: dict[int, bool] = {}
         self._by_ordinal: dict[int, NamespaceEntry] = {}
@@ -121,6 +143,15 @@ class VolumeLink:
         self._started_s = clock.monotonic_s()
         self.process.start()
 
+    async def probe(self) -> None:
+        """Read a sector; returns when it was read, however long that takes. Raises `VolumeError` if it can't be, `Unavailable` if nobody could be asked."""
+        await self._requests.ask(Probe(ticket=self._requests.ticket()), wait_s=None)
+
+    @property
+    def nvme_paths(self) -> str:
+        """The NVMe controllers behind it with their states, for people."""
+        return nvme_paths(System(), self.options.path) or "none"
+
     @property
     def serving(self) -> bool:
         """Whether blocks may be read and written (also while it is still being scanned)."""
@@ -129,7 +160,7 @@ class VolumeLink:
     @property
     def scanning(self) -> bool:
         """Whether blocks that are not known yet may still be found, soon. False once the scan takes longer than SCAN_WAIT_S: nobody waits for a slow volume."""
-        return self.state == "recovering" and clock.monotonic_s() < self.scan_until_s
+        return self.state == "recovering" and self.health.reads.admits and clock.monotonic_s() < self.scan_until_s
 
     @property
     def pool(self) -> Pool:
@@ -144,13 +175,15 @@ class VolumeLink:
         """Make sure that the namespace stands in the volume's table. Raises an error of offloadd.errors if it can't be entered."""
         if self.ordinal in entry.on_volumes:
             return
-        answer = await self._ask(AddNamespace(ticket=self._ticket(), namespace_id=entry.namespace_id, tenant=entry.tenant, fields=entry.fields))
+        request = AddNamespace(ticket=self._requests.ticket(), namespace_id=entry.namespace_id, tenant=entry.tenant, fields=entry.fields)
+        # Without a limit: it is asked in the background, and a keeper that hangs shall not be asked again and again.
+        answer = await self._requests.ask(request, wait_s=None)
         assert isinstance(answer, NamespaceAdded)
         entry.on_volumes[self.ordinal] = (answer.ordinal, answer.epoch)
 
     async def drop_namespace(self, entry: NamespaceEntry) -> None:
         """Drop it, synced."""
-        await self._ask(DropNamespace(ticket=self._ticket(), namespace_id=entry.namespace_id))
+        await self._requests.ask(DropNamespace(ticket=self._requests.ticket(), namespace_id=entry.namespace_id))
         entry.on_volumes.pop(self.ordinal, None)
 
     def grant_wishes(self) -> None:
@@ -164,7 +197,9 @@ class VolumeLink:
 
     async def close(self, *, timeout_s: float) -> None:
         """Write the summaries of all open slabs, so that the next start scans nothing, and end the keeper."""
-        if self.process.alive and self.serving:
+        if self.process.alive and self.serving and not self.health.reads.admits:
+            log.warning("volume not closed cleanly, since it does not answer; the next start scans its open slabs", volume=self.options.path)
+        elif self.process.alive and self.serving:
             try:
                 async with asyncio.timeout(timeout_s):
                     if self._tasks:
@@ -174,9 +209,10 @@ class VolumeLink:
                             self.pool.closing(slab)
                             await self._close_slab(slab)
                     self.process.expect_exit()
-                    await self._ask(CloseVolume(ticket=self._ticket()))
+                    await self._requests.ask(CloseVolume(ticket=self._requests.ticket()), wait_s=None)
             except (TimeoutError, OffloaddError) as error:
                 log.warning("volume not closed cleanly; the next start scans its open slabs", volume=self.options.path, error=str(error) or "timed out")
+        self._forget_retry()
         await self.process.stop(timeout_s=2.0)
         for fd in self.fds:
             os.close(fd)
@@ -185,10 +221,10 @@ class VolumeLink:
     # -- slabs -----------------------------------------------------------------------------------------------------------------------
 
     async def _prepare(self, slab: int, slot_bytes: int) -> None:
-        ticket = self._ticket()
+        ticket = self._requests.ticket()
         request = CutSlab(ticket=ticket, slab=slab, slot_bytes=slot_bytes) if slot_bytes else OpenSlab(ticket=ticket, slab=slab)
         try:
-            answer = await self._ask(request)
+            answer = await self._requests.ask(request, wait_s=CUT_WAIT_S)
         except OffloaddError as error:
             log.warning("slab can't be opened", volume=self.options.path, slab=slab, error=str(error))
             if not isinstance(error, Unavailable):
@@ -199,21 +235,23 @@ class VolumeLink:
         else:
             assert isinstance(answer, SlabReady)
             self.pool.ready(slab, answer.nonce)
-        self._wake()
+        self.wake()
         self.grant_wishes()
 
     async def _close_slab(self, slab: Slab) -> None:
         try:
             for part in self._summary(slab):
                 self.process.send(part)
-            await self._ask(CloseSlab(ticket=self._ticket(), slab=slab.index))
+            # Without a limit: it stays unused until the keeper has told what became of it. Were it written to meanwhile, a late close would put a
+            # summary of before on the volume, and after a crash what was written since would not be found.
+            await self._requests.ask(CloseSlab(ticket=self._requests.ticket(), slab=slab.index), wait_s=None)
         except OffloaddError as error:
-            log.warning("slab can't be closed; it stays open", volume=self.options.path, slab=slab.index, error=str(error))
+            log.warning("slab can't be closed; it is scanned at the next start, if it stays so", volume=self.options.path, slab=slab.index, error=str(error))
             await asyncio.sleep(CLOSE_RETRY_S)
             self.pool.closed(slab.index, clean=False)
         else:
             self.pool.closed(slab.index, clean=True)
-        self._wake()
+        self.wake()
 
     def _summary(self, slab: Slab) -> list[SummaryPart]:
         records = np.zeros(slab.slot_count, dtype=SUMMARY_DTYPE)
@@ -232,13 +270,17 @@ class VolumeLink:
             for first in range(0, slab.slot_count, SUMMARY_RECORDS_MAX)
         ]
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Have those who wait for its slabs, or its scan, look again."""
         changed, self.slabs_changed = self.slabs_changed, asyncio.Event()
         changed.set()
 
     # -- the keeper ------------------------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
+        self._forget_retry()
+        if self.opened is None:
+            self.state = "opening"
         self.process.send(
             OpenVolume(ticket=0, path=self.options.path, io_threads=self.options.io_threads, prewrite=self.options.prewrite, recover=self.opened is None),
             self.fds,
@@ -259,11 +301,10 @@ class VolumeLink:
             case Failed(ticket=0):
                 self._fail(answer)
             case Done() | Failed() | NamespaceAdded() | SlabReady():
-                future = self._waiting.pop(answer.ticket, None)
-                if future is not None and not future.done():
-                    future.set_result(answer)
+                self._requests.answered(answer)
 
     def _on_volume_opened(self, answer: VolumeOpened, fds: list[int]) -> None:
+        self.failure, self._retry_pause_s = "", OPEN_RETRY_S
         if self.opened is not None:
             # A keeper that was started again: we know all it could tell, and hold the descriptors that it adopted.
             for fd in fds:
@@ -327,7 +368,7 @@ class VolumeLink:
             )
         if part.last:
             self.pool.recovered(part.slab, dirty=self._dirty[part.slab])
-            self._wake()
+            self.wake()
 
     def _on_scan_finished(self, scan: ScanFinished) -> None:
         if self.scan is not None:
@@ -345,24 +386,45 @@ class VolumeLink:
             headers_bad=scan.headers_bad,
             seconds=round(self.recovery_s, 3),
         )
-        self._wake()
+        self.wake()
         self.grant_wishes()
 
     def _fail(self, answer: Failed) -> None:
-        if self.opened is not None:
-            log.error("keeper can't go on", volume=self.options.path, error=answer.error)
-            return
-        self.state = "failed"
-        self.failure = answer.error
-        self.process.expect_exit()
-        log.error("volume can't be used; the daemon serves without it", volume=self.options.path, kind=answer.kind, error=answer.error)
+        """The keeper can't open the volume; or one that was started again can't take it over, and meanwhile movers go on with what is open."""
+        path, lasting = self.options.path, answer.kind in _LASTING
+        before, self.failure = self.failure, answer.error
+        if lasting:
+            if self.opened is None:
+                self.state = "failed"
+                self.process.expect_exit()
+            log.error("volume can't be used; the daemon serves without it", volume=path, kind=answer.kind, error=answer.error)
+        else:
+            if self.opened is None:
+                self.state = "retrying"
+            pause_s = self._retry_pause_s
+            self._retry_pause_s = min(2 * pause_s, OPEN_RETRY_S_MAX)
+            self.retry_at_s = clock.monotonic_s() + pause_s
+            self._retry = asyncio.get_running_loop().call_later(pause_s, self._open)
+            if answer.error != before:
+                log.warning(
+                    "volume can't be opened; trying again with growing pauses",
+                    volume=path,
+                    kind=answer.kind,
+                    error=answer.error,
+                    pause_s=pause_s,
+                    nvme=self.nvme_paths,
+                )
         self.settled.set()
 
+    def _forget_retry(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+
     def _on_lost(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            if not future.done():
-                future.set_exception(Unavailable(f"the keeper of {self.options.path} died; repeat"))
+        # A fresh process opens by itself.
+        self._forget_retry()
+        self._requests.lost()
         if self.state == "recovering":
             # Slabs that were not told whole stay as they are: their blocks are not found until the next start. A fresh keeper does not scan again,
             # since slots of recovered slabs may have been handed out meanwhile.
@@ -370,22 +432,7 @@ class VolumeLink:
                 if slab.state == SlabState.SCANNING:
                     self.pool.recovered(slab.index, dirty=self._dirty[slab.index])
             self.state = "serving"
-            self._wake()
-
-    def _ticket(self) -> int:
-        return next(self._tickets)
-
-    async def _ask(self, request: AddNamespace | DropNamespace | CutSlab | OpenSlab | CloseSlab | CloseVolume) -> Answer:
-        if not self.process.alive:
-            raise Unavailable(f"the keeper of {self.options.path} is being restarted; repeat")
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting[request.ticket] = future
-        self.process.send(request)
-        answer = await future
-        if isinstance(answer, Failed):
-            kind = getattr(errors, answer.kind, errors.VolumeError)
-            raise kind(f"{self.options.path}: {answer.error}") if issubclass(kind, OffloaddError) else errors.VolumeError(answer.error)
-        return answer
+            self.wake()
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -60,7 +60,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             state="DRAINING" if core.draining else "SERVING",
             sessions=[self._session_status(session) for session in offload.sessions.sessions],
             arena=self._arena_status(),
-            volumes=[volume_status(volume) for volume in core.volumes],
+            volumes=self._volume_statuses(),
             workers=[_worker_status(worker, hellos.get(worker.name)) for worker in workers],
             block_count=core.catalog.block_count,
             block_count_max=core.catalog.index.capacity,
@@ -69,6 +69,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             counters=[pb.Counter(name=name, value=value) for name, value in self._counters()],
             gpus=[gpu_status(device) for device in core.devices.values() if device.is_gpu],
         )
+
+    def _volume_statuses(self) -> list[pb.VolumeStatus]:
+        core, now_ns = self._offload.core, clock.monotonic_ns()
+        return [volume_status(volume, core.late_count(volume, now_ns)) for volume in core.volumes]
 
     def _session_status(self, session: Any) -> pb.SessionStatus:
         core = self._offload.core
@@ -116,7 +120,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     async def Volumes(self, request: pb.VolumesRequest, context: Context) -> pb.VolumesResponse:
         """See the protocol."""
-        return pb.VolumesResponse(volumes=[volume_status(volume) for volume in self._offload.core.volumes])
+        return pb.VolumesResponse(volumes=self._volume_statuses())
 
     async def WatchEvents(self, request: pb.WatchEventsRequest, context: Context) -> AsyncIterator[pb.WatchEventsResponse]:
         """See the protocol."""
@@ -162,10 +166,12 @@ def gpu_status(device: Device) -> pb.GpuStatus:
     )
 
 
-def volume_status(volume: VolumeLink) -> pb.VolumeStatus:
-    """The state of one volume."""
+def volume_status(volume: VolumeLink, late_count: int) -> pb.VolumeStatus:
+    """The state of one volume. `late_count`: jobs that were sent to it and are late."""
     opened = volume.opened
-    state = f"failed: {volume.failure}" if volume.state == "failed" else volume.state
+    state = f"{volume.state}: {volume.failure}" if volume.state in ("failed", "retrying") else volume.state
+    if volume.state == "retrying":
+        state += f"; tried again in {max(0.0, volume.retry_at_s - clock.monotonic_s()):.1f} s"
     if opened is None:
         return pb.VolumeStatus(path=volume.options.path, state=state)
     pool = volume.pool
@@ -183,4 +189,7 @@ def volume_status(volume: VolumeLink) -> pb.VolumeStatus:
         direct_io="yes" if opened.direct_io else opened.direct_io_note,
         scan_header_bytes=volume.scan.header_bytes_read if volume.scan is not None else 0,
         recovery=convert.duration(volume.recovery_s),
+        reads_breaker=str(volume.health.reads),
+        writes_breaker=str(volume.health.writes),
+        late_count=late_count,
     )

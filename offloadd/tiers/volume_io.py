@@ -220,6 +220,12 @@ def read_up_to(fd: int, buffer: Buffer, offset: int, what: str) -> int:
     return done
 
 
+def read_past_cache(fd: int, what: str) -> None:
+    """Read the first sector from the device, or as near to it as may be: without O_DIRECT clean pages are dropped first. OSError naming `what`."""
+    os.posix_fadvise(fd, 0, SECTOR_BYTES, os.POSIX_FADV_DONTNEED)
+    read_full(fd, allocate(SECTOR_BYTES), 0, what)
+
+
 def write_full(fd: int, buffer: Buffer, offset: int, what: str) -> None:
     """Write the whole buffer at `offset`; OSError naming `what` otherwise."""
     view = memoryview(buffer).cast("B")

@@ -173,7 +173,7 @@ class VolumesResponse(_message.Message):
     def __init__(self, volumes: _Optional[_Iterable[_Union[VolumeStatus, _Mapping]]] = ...) -> None: ...
 
 class VolumeStatus(_message.Message):
-    __slots__ = ("path", "uuid", "state", "volume_bytes", "used_bytes", "block_count", "slab_count", "cut_count", "open_count", "file_system", "direct_io", "scan_header_bytes", "recovery")
+    __slots__ = ("path", "uuid", "state", "volume_bytes", "used_bytes", "block_count", "slab_count", "cut_count", "open_count", "file_system", "direct_io", "scan_header_bytes", "recovery", "reads_breaker", "writes_breaker", "late_count")
     PATH_FIELD_NUMBER: _ClassVar[int]
     UUID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -187,6 +187,9 @@ class VolumeStatus(_message.Message):
     DIRECT_IO_FIELD_NUMBER: _ClassVar[int]
     SCAN_HEADER_BYTES_FIELD_NUMBER: _ClassVar[int]
     RECOVERY_FIELD_NUMBER: _ClassVar[int]
+    READS_BREAKER_FIELD_NUMBER: _ClassVar[int]
+    WRITES_BREAKER_FIELD_NUMBER: _ClassVar[int]
+    LATE_COUNT_FIELD_NUMBER: _ClassVar[int]
     path: str
     uuid: str
     state: str
@@ -200,7 +203,10 @@ class VolumeStatus(_message.Message):
     direct_io: str
     scan_header_bytes: int
     recovery: _duration_pb2.Duration
-    def __init__(self, path: _Optional[str] = ..., uuid: _Optional[str] = ..., state: _Optional[str] = ..., volume_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., slab_count: _Optional[int] = ..., cut_count: _Optional[int] = ..., open_count: _Optional[int] = ..., file_system: _Optional[str] = ..., direct_io: _Optional[str] = ..., scan_header_bytes: _Optional[int] = ..., recovery: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    reads_breaker: str
+    writes_breaker: str
+    late_count: int
+    def __init__(self, path: _Optional[str] = ..., uuid: _Optional[str] = ..., state: _Optional[str] = ..., volume_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., slab_count: _Optional[int] = ..., cut_count: _Optional[int] = ..., open_count: _Optional[int] = ..., file_system: _Optional[str] = ..., direct_io: _Optional[str] = ..., scan_header_bytes: _Optional[int] = ..., recovery: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reads_breaker: _Optional[str] = ..., writes_breaker: _Optional[str] = ..., late_count: _Optional[int] = ...) -> None: ...
 
 class WatchEventsRequest(_message.Message):
     __slots__ = ()

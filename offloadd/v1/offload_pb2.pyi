@@ -79,6 +79,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_SHORT_IO: _ClassVar[Reason]
     REASON_WRONG_PATH: _ClassVar[Reason]
     REASON_EVENT_NOT_OPENED: _ClassVar[Reason]
+    REASON_VOLUME_DOWN: _ClassVar[Reason]
     REASON_WRITE_BUDGET: _ClassVar[Reason]
 
 class LookupMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -132,6 +133,7 @@ REASON_TARGET_MISMATCH: Reason
 REASON_SHORT_IO: Reason
 REASON_WRONG_PATH: Reason
 REASON_EVENT_NOT_OPENED: Reason
+REASON_VOLUME_DOWN: Reason
 REASON_WRITE_BUDGET: Reason
 LOOKUP_MODE_UNSPECIFIED: LookupMode
 LOOKUP_MODE_PREFIX: LookupMode

@@ -236,6 +236,18 @@ def test_the_status_fits_80_columns_and_hides_nothing() -> None:
         assert fact in joined, fact
 
 
+def test_a_volume_that_hangs_is_shown_with_what_it_does_not_get_and_why() -> None:
+    status = busy_status()
+    volume = status.volumes[0]
+    volume.reads_breaker = volume.writes_breaker = "open: a probe was not answered in 2 s"
+    volume.late_count = 12
+    text = shown(status)
+    joined = "".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+    for fact in ("0of2serving", "volume0:readsopen:aprobewasnotansweredin2s", "volume0:writesopen:", "volume0:12jobsthatweresenttoitarelate"):
+        assert fact in joined, fact
+
+
 def test_an_idle_daemon_has_a_status_too() -> None:
     assert "offloadd 0.1.0" in shown(admin_pb2.StatusResponse(version="0.1.0", state="SERVING"))
 

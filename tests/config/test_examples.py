@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from offloadd.config import ArenaConfig, Config, DaemonConfig, GpuConfig, LimitsConfig, MoverConfig, VolumeConfig, load_config
+from offloadd.config import ArenaConfig, BreakerConfig, Config, DaemonConfig, GpuConfig, LimitsConfig, MoverConfig, VolumeConfig, load_config
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 #: Their defaults depend on the machine.
@@ -23,7 +23,7 @@ def test_the_example_equals_the_defaults() -> None:
 def test_the_example_has_every_key() -> None:
     text = (SYSTEMD / "offloadd.toml").read_text()
     uncommented = re.sub(r"^#(\w+ = |\[\[)", r"\1", text, flags=re.MULTILINE)
-    sections = {"daemon": DaemonConfig, "limits": LimitsConfig, "arena": ArenaConfig, "mover": MoverConfig, "gpu": GpuConfig}
+    sections = {"daemon": DaemonConfig, "limits": LimitsConfig, "arena": ArenaConfig, "mover": MoverConfig, "gpu": GpuConfig, "breaker": BreakerConfig}
     values = tomllib.loads(text)
     everything = tomllib.loads(uncommented)
     assert set(everything) == {*sections, "volume"}

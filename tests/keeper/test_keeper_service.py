@@ -24,6 +24,7 @@ from offloadd.keeper.messages import (
     OpenSlab,
     OpenVolume,
     Ping,
+    Probe,
     SlabReady,
 )
 from offloadd.keeper.volume import open_kept_volume
@@ -289,3 +290,14 @@ def test_a_volume_without_superblock_magic_is_foreign(tmp_path):
     path.write_bytes(bytes(8 * MIB))
     with pytest.raises(VolumeForeign):
         open_kept_volume(str(path), [], io_threads=1)
+
+
+def test_a_probe_reads_the_volume_and_needs_an_open_one(new_keeper, volume_path):
+    keeper = new_keeper()
+    early = keeper.request(Probe(ticket=keeper.next_ticket()))
+    assert isinstance(early, Failed) and "no volume is open" in early.error
+    keeper.open(volume_path)
+    assert isinstance(keeper.request(Probe(ticket=keeper.next_ticket())), Done)
+    os.truncate(volume_path, 0)
+    gone = keeper.request(Probe(ticket=keeper.next_ticket()))
+    assert isinstance(gone, Failed) and gone.kind == "OSError"

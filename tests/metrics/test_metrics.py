@@ -52,6 +52,20 @@ def test_what_is_counted_is_served_under_the_daemons_prefix(metrics: Metrics, se
     assert all(line.startswith("offloadd_") for line in text.splitlines() if not line.startswith("#"))
 
 
+def test_counts_that_the_daemon_keeps_itself_are_shown_once_each(metrics: Metrics, server: MetricsServer) -> None:
+    for count in (2, 2, 5):
+        metrics.show_breaker("/volume", "evict", state=2, opened_count=count)
+        metrics.show_spills_failed("volume_down", 10 * count)
+        metrics.show_restarts("mover host", count)
+    metrics.check_labels()
+    text = scrape(server)
+    assert 'offloadd_volume_breaker{operation="evict",volume="/volume"} 2.0' in text
+    assert 'offloadd_volume_breaker_opened_total{operation="evict",volume="/volume"} 5.0' in text
+    assert 'offloadd_spill_blocks_failed_total{reason="volume_down"} 50.0' in text
+    assert 'offloadd_spill_blocks_failed_total{reason="io_error"} 0.0' in text
+    assert 'offloadd_workers_restarted_total{worker="mover host"} 5.0' in text
+
+
 def test_a_label_from_outside_its_set_is_found(metrics: Metrics) -> None:
     feed(metrics)
     metrics.check_labels()

@@ -30,6 +30,7 @@ from offloadd.offload.namespaces import NamespaceEntry
 from offloadd.offload.regions import Region
 from offloadd.offload.service import Offload
 from offloadd.offload.sessions import Session
+from offloadd.offload.volume_health import HealthOptions, VolumeHealth
 from offloadd.units import MIB
 
 from ..mover.mover_harness import ANSWER_TIMEOUT_S, UUID, VolumeFile
@@ -85,6 +86,7 @@ class Volume:
         self.options = SimpleNamespace(path=str(file.path), io_threads=2, evict_bytes_per_s_max=0, write_bytes_per_day_max=0)
         self.opened = SimpleNamespace(volume_uuid=UUID, slab_bytes=file.slab_bytes, data_offset=file.data_offset, scratch_offset=0, scratch_bytes=0)
         self.slabs_changed = asyncio.Event()
+        self.health = VolumeHealth(HealthOptions(), lambda: None)
 
     @property
     def fds(self) -> tuple[int, ...]:

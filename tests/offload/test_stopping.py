@@ -17,6 +17,7 @@ from offloadd.offload.core import new_blocks
 from offloadd.offload.lanes import Lane
 from offloadd.offload.moves import Move
 from offloadd.offload.stopping import FENCE_LEAD_S, FENCE_WAIT_S, FENCE_WAIT_S_MIN
+from offloadd.offload.volume_health import HealthOptions, VolumeHealth
 from offloadd.scheduler.fair_queue import Cut
 from offloadd.scheduler.job_class import JobClass
 
@@ -175,6 +176,7 @@ class SlowVolume:
     def __init__(self, front: Front) -> None:
         catalog = front.core.catalog
         self.serving, self.scanning, self.slab_failures = True, False, 0
+        self.health = VolumeHealth(HealthOptions(), lambda: None)
         self.ordinal = catalog.add_volume(slab_count=2, slot_count_for=lambda slot_bytes: 8, open_slabs_max=8)
         self.slabs_changed = asyncio.Event()
         self.pool = catalog.volumes[self.ordinal]

@@ -3,6 +3,7 @@
 #include "standin.h"
 #include <dlfcn.h>
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -35,10 +36,19 @@ EXPORT int fdatasync(int fd) {
     return next(fd);
 }
 
-/* As Python writes to a volume, by one of these two names: `control.hang("pwritev")`. */
-static ssize_t write_vectors(const char *name, int fd, const struct iovec *vectors, int count, off64_t offset, int flags) {
-    static struct standin_entry entry = {.name = "pwritev"};
-    int code = standin_enter(&entry).code;
+/* As Python reads and writes volumes. Entered under two names, of which the second tells files apart: `control.hang("pwritev")`, `control.hang(f"pwritev
+ * {path.stat().st_ino}")`. */
+static int enter_vectors(struct standin_entry *entry, int fd) {
+    int code = standin_enter(entry).code;
+    struct stat found;
+    if (code || fstat(fd, &found)) return code;
+    char name[STANDIN_NAME_BYTES];
+    snprintf(name, sizeof name, "%s %llu", entry->name, (unsigned long long)found.st_ino);
+    return standin_enter(&(struct standin_entry){.name = name}).code;
+}
+
+static ssize_t move_vectors(struct standin_entry *entry, const char *name, int fd, const struct iovec *vectors, int count, off64_t offset, int flags) {
+    int code = enter_vectors(entry, fd);
     if (code) {
         errno = code;
         return -1;
@@ -47,10 +57,20 @@ static ssize_t write_vectors(const char *name, int fd, const struct iovec *vecto
     return next(fd, vectors, count, offset, flags);
 }
 
+static struct standin_entry reads = {.name = "preadv"}, writes = {.name = "pwritev"};
+
 EXPORT ssize_t pwritev2(int fd, const struct iovec *vectors, int count, off_t offset, int flags) {
-    return write_vectors("pwritev2", fd, vectors, count, offset, flags);
+    return move_vectors(&writes, "pwritev2", fd, vectors, count, offset, flags);
 }
 
 EXPORT ssize_t pwritev64v2(int fd, const struct iovec *vectors, int count, off64_t offset, int flags) {
-    return write_vectors("pwritev64v2", fd, vectors, count, offset, flags);
+    return move_vectors(&writes, "pwritev64v2", fd, vectors, count, offset, flags);
+}
+
+EXPORT ssize_t preadv2(int fd, const struct iovec *vectors, int count, off_t offset, int flags) {
+    return move_vectors(&reads, "preadv2", fd, vectors, count, offset, flags);
+}
+
+EXPORT ssize_t preadv64v2(int fd, const struct iovec *vectors, int count, off64_t offset, int flags) {
+    return move_vectors(&reads, "preadv64v2", fd, vectors, count, offset, flags);
 }

@@ -1,6 +1,7 @@
 """What survives: clean stops, kill -9, dead workers, dead engines."""
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -147,9 +148,42 @@ def test_a_volume_of_a_running_daemon_is_refused_to_another(daemon: DaemonProces
     other.stop()
     other.volumes = list(daemon.volumes)
     other.start()
-    other.wait_until(lambda: other.status().volumes[0].state.startswith("failed"), "the refusal")
+    other.wait_until(lambda: other.status().volumes[0].state.startswith("retrying"), "the refusal")
     assert "open" in other.status().volumes[0].state
     assert daemon.status().volumes[0].state == "serving"
+
+
+def test_a_volume_that_is_busy_at_start_is_served_once_it_is_not(daemon: DaemonProcess) -> None:
+    with Client.connect(daemon.runtime_dir, instance="engine", timeout_s=60) as client:
+        assert Engine(client, flat(4, 4 * KIB)).evict([0], ["a"], ack=AckLevel.DURABLE).all_stored
+    daemon.stop()
+    fd = os.open(daemon.volumes[0], os.O_RDWR)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        daemon.start()
+        daemon.wait_until(lambda: daemon.status().volumes[0].state.startswith("retrying"), "the refusal")
+        states = []
+        daemon.wait_until(lambda: states.append(daemon.status().volumes[0].state) or "tried again in" in states[-1], "the word of the next try")
+        assert "is open in another process" in states[-1]
+    finally:
+        os.close(fd)
+    daemon.wait_until(lambda: daemon.status().volumes[0].state == "serving", "the volume's return")
+    with Client.connect(daemon.runtime_dir, instance="engine", timeout_s=60) as client:
+        engine = Engine(client, flat(4, 4 * KIB))
+        assert engine.restore([1], ["a"]).restored_count == 1 and engine.holds(1, "a")
+        assert engine.evict([2], ["b"], ack=AckLevel.DURABLE).all_stored, "the namespace was not entered"
+    assert "trying again with growing pauses" in daemon.log.read_text()
+
+
+def test_a_volume_whose_device_is_away_at_start_is_served_once_it_is_there(daemon: DaemonProcess) -> None:
+    daemon.stop()
+    away = daemon.volumes[0].with_name("away")
+    daemon.volumes[0].rename(away)
+    daemon.start()
+    daemon.wait_until(lambda: "No such file" in daemon.status().volumes[0].state, "the refusal")
+    away.rename(daemon.volumes[0])
+    daemon.wait_until(lambda: daemon.status().volumes[0].state == "serving", "the volume's return")
+    assert daemon.status().workers[1].restart_count == 0, "a keeper died for it"
 
 
 ENGINE_THAT_DIES = """

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from offloadd.doctor import nvidia
 from offloadd.doctor.checks.gpu import NO_GPU
 from offloadd.doctor.finding import Finding, fail, not_applicable, ok, warn
-from offloadd.doctor.mounts import mount_of
 from offloadd.doctor.subject import Machine
+from offloadd.machine.mounts import mount_of
 from offloadd.machine.system import System
 from offloadd.memory.topology import read_topology
 from offloadd.units import MIB, format_bytes

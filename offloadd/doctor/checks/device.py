@@ -7,11 +7,11 @@ from offloadd.doctor import nvidia, pci
 from offloadd.doctor.checks.gpu import NO_GPU
 from offloadd.doctor.finding import Finding, fail, not_applicable, ok, warn
 from offloadd.doctor.gds import p2pdma_obstacle
-from offloadd.doctor.mounts import Mount, mount_of, mounts
-from offloadd.doctor.place import block_device_number, device_number, located
 from offloadd.doctor.subject import Volume
 from offloadd.machine.block import Controller, Layer, layers
 from offloadd.machine.gds_ways import Obstacle, nvfs_obstacle_to, p2pdma_obstacle_to
+from offloadd.machine.mounts import Mount, mount_of, mounts
+from offloadd.machine.place import block_device_number, device_number, located
 from offloadd.machine.system import System
 
 _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "glusterfs", "beegfs", "9p", "virtiofs", "fuse.glusterfs", "gpfs", "wekafs"})
@@ -31,7 +31,7 @@ _LAYER_COST = {
 
 
 def _stack(system: System, volume: Volume) -> list[Layer]:
-    number = device_number(system, volume)
+    number = device_number(system, volume.options.path, follow_links=volume.follow_links)
     return layers(system, number) if number else []
 
 
@@ -41,7 +41,7 @@ def _controllers(stack: list[Layer]) -> list[Controller]:
 
 def check_file_system(system: System, volume: Volume) -> Iterator[Finding]:
     """Which file system the volume lies on, and what it costs."""
-    itself = block_device_number(system, volume)
+    itself = block_device_number(system, volume.options.path, follow_links=volume.follow_links)
     if itself is not None:
         mounted = next((mount for mount in mounts(system) if mount.device == itself), None)
         if mounted is not None:
@@ -49,12 +49,12 @@ def check_file_system(system: System, volume: Volume) -> Iterator[Finding]:
         else:
             yield ok("block device, no file system")
         return
-    mount = mount_of(system, located(system, volume))
+    mount = mount_of(system, located(system, volume.options.path, follow_links=volume.follow_links))
     if mount is None:
         yield not_applicable("/proc/self/mountinfo does not tell")
         return
     yield _file_system(mount)
-    number = device_number(system, volume)
+    number = device_number(system, volume.options.path, follow_links=volume.follow_links)
     source = system.real(f"/sys/dev/block/{number}").rpartition("/")[2]
     if mount.kind == "ext4" and (errors := system.number(f"/sys/fs/ext4/{source}/errors_count")):
         # With errors=remount-ro /proc/mounts goes on saying rw.
@@ -241,8 +241,8 @@ def _volume_obstacle(system: System, volume: Volume) -> Obstacle | None:
     """What forces compat mode for this volume on any machine."""
     if not system.exists("/run/udev"):
         return Obstacle("/run/udev is missing", "docker run -v /run/udev:/run/udev:ro ...")
-    mount = mount_of(system, located(system, volume))
-    if block_device_number(system, volume) is None and mount is not None:
+    mount = mount_of(system, located(system, volume.options.path, follow_links=volume.follow_links))
+    if block_device_number(system, volume.options.path, follow_links=volume.follow_links) is None and mount is not None:
         if mount.kind not in ("xfs", "ext4"):
             return Obstacle(f"the file system is {mount.kind}", "put the volume on xfs or ext4")
         if mount.kind == "ext4" and mount.option("data") not in (None, "ordered"):
