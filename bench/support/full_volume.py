@@ -15,6 +15,7 @@ from offloadd.tiers.format import (
     CHECKSUM_CRC32C,
     FORMAT_VERSION,
     NAMESPACE_TABLE_OFFSET,
+    SCRATCH_BYTES_MAX,
     SLOT_DTYPE,
     SLOT_MAGIC,
     SUMMARY_DTYPE,
@@ -44,7 +45,11 @@ def make_full_volume(path: Path, *, slab_count: int, slab_bytes: int, block_byte
     slots at a start.
     """
     tables = align_up(NAMESPACE_TABLE_OFFSET + NAMESPACE_COUNT * SECTOR_BYTES, MIB)
-    geometry = format_volume(str(path), volume_bytes=tables + slab_count * slab_bytes, slab_bytes=slab_bytes, namespace_count=NAMESPACE_COUNT)
+    geometry = format_volume(
+        str(path), volume_bytes=tables + SCRATCH_BYTES_MAX + slab_count * slab_bytes, slab_bytes=slab_bytes, namespace_count=NAMESPACE_COUNT
+    )
+    if geometry.slab_count != slab_count:
+        raise RuntimeError(f"the volume has {geometry.slab_count} slabs; {slab_count} are to be filled")
     file = open_volume(str(path), busy_wait_s=5.0)
     # Through the page cache: tens of thousands of single sectors, synced once.
     cached_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
