@@ -212,7 +212,9 @@ def test_other_errors_are_raised_at_once_as_their_class(double: Double, connect:
     assert double.knobs.calls["Evict"] == 1
 
 
-def test_after_a_restart_memories_and_regions_are_handed_over_again_and_the_call_is_repeated(double: Double, connect: Connect, memory: HostMemory) -> None:
+def test_incident_16_after_a_restart_memories_and_regions_are_handed_over_again_and_the_call_is_repeated(
+    double: Double, connect: Connect, memory: HostMemory
+) -> None:
     client = connect()
     regions = [register(client, memory), register(client, memory, cache_group=1)]
     gone = register(client, memory, cache_group=2)

@@ -78,7 +78,7 @@ def test_what_one_path_wrote_any_other_restores(standin_node: Node, daemon: Daem
     ],
     ids=["no driver", "compat", "file system", "BAR1", "I/O error"],
 )
-def test_where_there_is_no_way_past_the_host_the_daemon_says_why_and_bounces(
+def test_incident_17_where_there_is_no_way_past_the_host_the_daemon_says_why_and_bounces(
     standin_node: Node, make_engine: Callable[..., None], hinder: Callable[[Control], object], why: str
 ) -> None:
     assert standin_node.control is not None

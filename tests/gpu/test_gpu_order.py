@@ -129,7 +129,7 @@ of_flags = pytest.mark.parametrize("scene", ["flag"], indirect=True)
 
 
 @pytest.mark.parametrize("way", EVICT)
-def test_an_evict_stores_what_the_work_before_source_ready_wrote(scene: Scene, way: str) -> None:
+def test_incident_4_an_evict_stores_what_the_work_before_source_ready_wrote(scene: Scene, way: str) -> None:
     scene.store(way)
     # The event has come before, and was opened then: it is the latest record that counts. Of a flag, the value.
     scene.engine.run(f"""
@@ -158,7 +158,7 @@ def test_an_evict_stores_what_the_work_before_source_ready_wrote(scene: Scene, w
 
 
 @pytest.mark.parametrize("way", RESTORE)
-def test_a_restore_lands_after_the_work_before_destination_free(scene: Scene, way: str) -> None:
+def test_incident_4_a_restore_lands_after_the_work_before_destination_free(scene: Scene, way: str) -> None:
     scene.store(way)
     scene.hold()
     # Work that still uses the destination: what it writes would stand over blocks that came too early.

@@ -199,7 +199,7 @@ sys.stdin.read()
 """
 
 
-def test_a_dead_engine_frees_its_regions_and_keeps(daemon: DaemonProcess) -> None:
+def test_incident_15_a_dead_engine_frees_its_regions_and_keeps(daemon: DaemonProcess) -> None:
     root = str(Path(__file__).parents[2])
     code = ENGINE_THAT_DIES.format(tests=root, runtime=str(daemon.runtime_dir))
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)

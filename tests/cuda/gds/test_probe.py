@@ -131,7 +131,7 @@ def test_a_read_that_moves_nothing_is_not_taken_for_what_was_written(mover: Chil
 
 
 @pytest.mark.parametrize("function", ["cuFileWrite", "cuFileRead", "cuFileHandleRegister", "cuFileBufRegister"])
-def test_a_probe_that_hangs_is_given_up_and_the_process_goes_on(mover: Child, control: Control, function: str) -> None:
+def test_incident_17_a_probe_that_hangs_is_given_up_and_the_process_goes_on(mover: Child, control: Control, function: str) -> None:
     process = control.process(mover.pid)
     held = process.counters.held
     with control.hang(function, times=1) as fault:
