@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import resource
 import signal
 
 import structlog
@@ -215,6 +216,13 @@ async def _serve(config: Config) -> int:
     return 0
 
 
+def raise_file_limit() -> None:
+    """A session costs three descriptors and one a memory; the soft limit of most shells is 1024, for the sake of programs that use select()."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def run(config: Config) -> int:
     """Serve until SIGTERM, SIGINT or a drain; the process's exit status. Raises errors of offloadd.errors when it can't start."""
+    raise_file_limit()
     return asyncio.run(_serve(config))

@@ -60,10 +60,11 @@ class System:
         match = re.match(r"([0-9]+)\.([0-9]+)", self.text("/proc/sys/kernel/osrelease") or "")
         return (int(match[1]), int(match[2])) if match else (0, 0)
 
-    def limit(self, name: str, process: str = "self") -> int | None:
-        """A soft limit of /proc/PROCESS/limits, such as `Max open files`; None if it is unlimited or not told."""
-        match = re.search(rf"^{re.escape(name)}\s+([0-9]+|unlimited)\s", self.text(f"/proc/{process}/limits") or "", re.MULTILINE)
-        return None if match is None or match[1] == "unlimited" else int(match[1])
+    def limit(self, name: str, process: str = "self", *, hard: bool = False) -> int | None:
+        """A soft limit of /proc/PROCESS/limits, such as `Max open files`, or the hard one; None if it is unlimited or not told."""
+        match = re.search(rf"^{re.escape(name)}\s+([0-9]+|unlimited)\s+([0-9]+|unlimited)\s", self.text(f"/proc/{process}/limits") or "", re.MULTILINE)
+        value = "unlimited" if match is None else match[2 if hard else 1]
+        return None if value == "unlimited" else int(value)
 
     def status(self, key: str, process: str = "self") -> str:
         """A line of /proc/PROCESS/status, such as `Seccomp`; empty if it is not there."""

@@ -91,10 +91,10 @@ def test_the_limit_of_open_files_has_a_half_for_memories_and_one_for_all_else(tr
     tree.limits(files="1024")
     finding = tree.machine().one("open files")
     # 3 for each of 256 sessions, and 256 of its own.
-    assert (finding.level, finding.mend.startswith("ulimit -n 2048 ")) == (Level.WARN, True)
+    assert (finding.level, finding.mend.startswith("ulimit -Hn 2048 ")) == (Level.WARN, True)
     tree.limits(files="2048")
     assert tree.machine().one("open files").cause == "2048 for this shell: room for 1024 memories of engines, 512 at most of each session"
-    assert tree.machine(memories_per_session_max=1025).one("open files").mend.startswith("ulimit -n 2050 ")
+    assert tree.machine(memories_per_session_max=1025).one("open files").mend.startswith("ulimit -Hn 2050 ")
 
 
 def test_a_send_buffer_shorter_than_a_message_fails(tree: Tree) -> None:

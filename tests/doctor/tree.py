@@ -70,7 +70,7 @@ class Tree:
         self.file(
             "/proc/self/limits",
             "Limit                     Soft Limit           Hard Limit           Units     \n"
-            f"Max open files            {files:<21}{files:<21}files     \n"
+            f"Max open files            {1024:<21}{files:<21}files     \n"
             f"Max locked memory         {locked:<21}{locked:<21}bytes     ",
         )
 

@@ -91,7 +91,8 @@ def check_huge_pages(system: System, machine: Machine) -> Iterator[Finding]:
 def check_files(system: System, machine: Machine) -> Iterator[Finding]:
     """Descriptors of the daemon: half of them are for memories of clients, which are refused beyond it, the other half for sockets, volumes and itself."""
     process, whose = _process(system, machine)
-    settings, limit = machine.settings, system.limit("Max open files", process)
+    # The daemon raises its own limit as far as it may.
+    settings, limit = machine.settings, system.limit("Max open files", process, hard=True)
     memories = settings.memories_per_session_max
     need = 2 * max(memories, settings.sessions_max * _SESSION_FILES + 4 * len(settings.volumes) + _OWN_FILES)
     if limit is None:
@@ -101,7 +102,7 @@ def check_files(system: System, machine: Machine) -> Iterator[Finding]:
     else:
         yield warn(
             f"{limit} for {whose}; {settings.sessions_max} sessions, and {memories} memories of one of them, need {need}",
-            f"ulimit -n {need}   # systemd: LimitNOFILE={need}",
+            f"ulimit -Hn {need}   # systemd: LimitNOFILE={need}",
         )
 
 
