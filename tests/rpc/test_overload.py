@@ -114,9 +114,10 @@ async def test_an_abandoned_call_gives_its_place_back(served: SimpleNamespace) -
     await asyncio.wait(reading)
     served.held.go_on.set()
     # Cancellation travels; until it has arrived the calls still count.
-    while True:
-        try:
-            await served.stub.Evict(pb.EvictRequest())
-            break
-        except grpc.aio.AioRpcError as error:
-            assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await served.stub.Evict(pb.EvictRequest())
+                break
+            except grpc.aio.AioRpcError as error:
+                assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
