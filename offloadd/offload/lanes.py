@@ -34,11 +34,8 @@ class _Part:
     move: Move
     order: Job
     blocks: npt.NDArray[Any]
+    writes: bool
     taken: int = 0
-
-    @property
-    def writes(self) -> bool:
-        return self.order.operation in _WRITES
 
 
 @dataclass(eq=False, slots=True)
@@ -98,6 +95,7 @@ class Lane:
         self._on_io = on_io
         #: By direction (True: writes): whether no job is sent.
         self._refused = {False: False, True: False}
+        self._refuses_some = False
         #: Those of `_sent` that do not wait for their engine.
         self._running: dict[int, _Sent] = {}
         #: When one of them last began after a pause, or gave a result.
@@ -152,7 +150,7 @@ class Lane:
             self._run = Run(self._device, self._volume, self.path, move.number, order.operation, order.durable, now_ns)
             self._traffic.begin(self._run)
         self._run.add(move.number, order, blocks.shape[0], now_ns)
-        part = _Part(move, order, blocks)
+        part = _Part(move, order, blocks, order.operation in _WRITES)
         self._parts[order.job] = part
         self._parts_of.setdefault(move.number, []).append(part)
         if order.operation in _EVICTS:
@@ -162,7 +160,7 @@ class Lane:
 
     def pump(self) -> None:
         """Send what may be sent, first on lanes of the same volume that this one has held up."""
-        if any(self._refused.values()):
+        if self._refuses_some:
             self._take_back([part for part in self._parts.values() if self._refused[part.writes]], Reason.VOLUME_DOWN)
         for wake in self._queue.others():
             wake()
@@ -215,6 +213,7 @@ class Lane:
     def refuse(self, *, reads: bool, writes: bool) -> None:
         """From now on nothing is sent in these directions, and what waits fails with VOLUME_DOWN; jobs that were sent end as they end."""
         self._refused = {False: reads, True: writes}
+        self._refuses_some = reads or writes
         self.pump()
 
     def refuses(self, *, writes: bool) -> bool:
@@ -293,7 +292,9 @@ class Lane:
     def _judge(self, part: _Part, done: SliceDone) -> None:
         # Nearly always some block is good, and then its bytes say so; looking at the results takes µs.
         if done.payload_bytes:
-            self._on_io(part.writes, True)
+            # A good read tells nothing that is asked for.
+            if part.writes:
+                self._on_io(True, True)
         elif (np.frombuffer(done.results, dtype=RESULT_DTYPE)["reason"] == Reason.IO_ERROR).any():
             self._on_io(part.writes, False)
 

@@ -186,6 +186,9 @@ class LaneQueue:
         plan = Plan()
         arbiter = self._arbiter
         arbiter.look(now_ns)
+        if not self._classes:
+            arbiter.unblock(self.wake)
+            return plan
         refused = False
         sent = True
         while sent:
