@@ -80,7 +80,7 @@ def refresh_gauges(metrics: Metrics, offload: Offload) -> None:
             metrics.show_breaker(volume.options.path, operation, state=state, opened_count=breaker.opened_count)
     for reason in SPILL_REASONS:
         metrics.show_spills_failed(reason, core.counters[f"spill_blocks_failed_{reason}"])
-    for one in offload.volume_routes():
+    for one in offload.ways.volume_routes():
         for direction in Direction:
             for size in SizeClass:
                 labels = {"gpu": one.route.device, "volume": one.volume, "path": label(one.route.path), "operation": direction.value, "size": label(size)}

@@ -13,8 +13,8 @@ def _payloads(tools: Tools, piece: Slice) -> Payloads:
     arena = tools.the_arena()
     arena.check(piece.records)
     offsets, stride_bytes = piece.records["arena_offset"].astype(np.int64), align_up(int(piece.records["payload_bytes"][0]), SECTOR_BYTES)
-    # On 2 cores 17.6 GB/s instead of 12.7. On a volume's lane the same stores cost 0.02 to 0.05 of its bandwidth: its reads share the memory with them, and an
-    # evict's write finds what was just gathered in the last-level cache.
+    # On 2 cores 17.6 GB/s instead of 12.7. On a volume's lane the same stores cost 0.01 to 0.05 of the reads in six of eight A/B series: they share memory,
+    # and an evict's write finds what was just gathered in the last-level cache.
     return Payloads(arena.bytes, offsets, stride_bytes, past_caches=True)
 
 

@@ -38,6 +38,7 @@ from offloadd.offload.traffic import Run, Traffic
 from offloadd.offload.volume_health import HealthOptions
 from offloadd.offload.volume_link import VolumeLink, VolumeOptions
 from offloadd.offload.volume_watch import VolumeWatch
+from offloadd.offload.ways import Ways
 from offloadd.scheduler.arbiter import Arbiter
 from offloadd.scheduler.job_class import ARENA_PRECEDENCE, VOLUME_PRECEDENCE
 from offloadd.scheduler.lane_queue import LaneQueue, Windows
@@ -98,29 +99,6 @@ class OffloadSettings:
     verify: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class VolumeRoute:
-    """A route between a GPU and one volume. `note`: why it is not served, or what a measurement did not go well by."""
-
-    route: Route
-    volume: str
-    available: bool
-    note: str
-
-
-@dataclass(frozen=True, slots=True)
-class WayNote:
-    """One (device, tier, path): whether requests may take it, and why not."""
-
-    device: str
-    tier: Tier
-    path: Path
-    available: bool
-    note: str
-    #: Of a GPU's way to volumes.
-    volumes: tuple[VolumeRoute, ...] = ()
-
-
 @dataclass(slots=True)
 class Offload:
     """All use cases. Owned by the event-loop thread."""
@@ -135,6 +113,7 @@ class Offload:
     lookups: Lookups = field(init=False)
     spiller: Spiller = field(init=False)
     measurer: Measurer = field(init=False)
+    ways: Ways = field(init=False)
     watch: VolumeWatch = field(init=False)
     announcer: Announcer = field(default_factory=Announcer)
     arena: ArenaMemory | None = None
@@ -178,6 +157,7 @@ class Offload:
         self.core.bandwidths = Bandwidths(self._choice_turned)
         self.core.traffic = Traffic(self._run_over)
         self.measurer = Measurer(self.core, interval_s=settings.measure_interval_s)
+        self.ways = Ways(self.core, self.measurer)
         self.spiller = Spiller(self.core)
         self.evictor = Evictor(self.core, self.spiller)
         self.restorer = Restorer(self.core)
@@ -542,47 +522,6 @@ class Offload:
         if failures:
             raise Unavailable("not every volume could be told of the drop; repeat: " + "; ".join(failures))
         return int(rows.shape[0])
-
-    def way_notes(self) -> list[WayNote]:
-        """Every way with whether it works on this node, and why not."""
-        volume = bool(self.core.serving_volumes())
-        no_volume = "" if volume else "no volume is serving"
-        arena = self.core.host.arena_lane is not None
-        no_arena = "" if arena else "arena.arena_bytes is 0"
-        notes = [
-            WayNote(HOST, Tier.ARENA, Path.DDR, arena, no_arena),
-            WayNote(HOST, Tier.VOLUME, Path.HOST, volume, no_volume),
-        ]
-        gpus = [device for device in self.core.devices.values() if device.is_gpu]
-        for device in gpus:
-            usable = not device.note
-            notes += [
-                WayNote(device.name, Tier.ARENA, Path.DDR, usable and arena, device.note or no_arena),
-            ]
-            for path in device.volume_paths:
-                served = usable and volume and device.has_path(path)
-                why = device.note or no_volume or device.refusal(path)
-                notes.append(WayNote(device.name, Tier.VOLUME, path, served, why, self._volume_routes(device, path)))
-        if not gpus:
-            notes += [WayNote("cuda", Tier.VOLUME, path, False, "no CUDA device") for path in (Path.BOUNCE, Path.GDS)]
-        return notes
-
-    def volume_routes(self) -> list[VolumeRoute]:
-        """Every route between a GPU and a volume that is open."""
-        gpus = [device for device in self.core.devices.values() if device.is_gpu]
-        return [route for device in gpus for path in device.volume_paths for route in self._volume_routes(device, path)]
-
-    def _volume_routes(self, device: Device, path: Path) -> tuple[VolumeRoute, ...]:
-        routes = []
-        for volume in self.core.volumes:
-            if volume.opened is None:
-                continue
-            route = Route(device.name, volume.ordinal, path)
-            refusal = device.refusals.get((volume.ordinal, path), "")
-            note = device.note or refusal or self.core.bandwidths.failure(route) or self.measurer.note(device.name, volume.ordinal)
-            served = not device.note and (volume.ordinal, path) in device.volume_lanes
-            routes.append(VolumeRoute(route, volume.options.path, served, note))
-        return tuple(routes)
 
     def refuse_draining(self) -> None:
         """Raise `Unavailable` while the daemon drains."""

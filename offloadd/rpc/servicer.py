@@ -9,8 +9,9 @@ import grpc
 from offloadd import __version__
 from offloadd.errors import AlreadyOpen, InvalidRequest, UnknownSession
 from offloadd.offload.bandwidth import Bandwidths, Direction, SizeClass
-from offloadd.offload.service import Offload, VolumeRoute
+from offloadd.offload.service import Offload
 from offloadd.offload.sessions import Session
+from offloadd.offload.ways import VolumeRoute
 from offloadd.rpc import convert
 from offloadd.rpc.convert import RequestLimits
 from offloadd.v1 import offload_pb2 as pb
@@ -180,7 +181,7 @@ def path_capabilities(offload: Offload) -> list[pb.PathCapability]:
             evict_bytes_per_s=round(rates.rate("evict", way.tier, way.path)),
             volumes=[_volume_rates(rates, one) for one in way.volumes],
         )
-        for way in offload.way_notes()
+        for way in offload.ways.notes()
     ]
 
 
