@@ -46,12 +46,15 @@ class Mutant:
     tests: list[str]
 
     def apply(self, folder: Path) -> None:
-        """Change the copy in `folder`. Raises ValueError when the place is not there, or not the only one."""
+        """Change the copy in `folder`. Raises ValueError as `changed`."""
         path = folder / self.file
-        text = path.read_text()
+        path.write_text(self.changed(path.read_text()))
+
+    def changed(self, text: str) -> str:
+        """The file's text without the protection. Raises ValueError when the place is not there, or not the only one."""
         if text.count(self.find) != 1:
             raise ValueError(f"mutant {self.name}: {self.file} has {text.count(self.find)} places that read {self.find!r}; exactly 1 is needed")
-        path.write_text(text.replace(self.find, self.replace))
+        return text.replace(self.find, self.replace)
 
     def undo(self, folder: Path) -> None:
         """The original again."""
