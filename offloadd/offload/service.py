@@ -52,9 +52,7 @@ ARENA_LANE = 0
 EXPIRY_PERIOD_S = 0.5
 #: Rows of a dropped namespace that go in one turn of the event loop.
 DROP_BATCH = 4096
-#: A volume that does not answer within this time at start is served later, when it does: start-up does not wait for it.
-VOLUME_OPEN_WAIT_S = 2.0
-#: As long for a CUDA context: 0.2 to 2 s each where drivers are well.
+#: How long a start waits for CUDA contexts: 0.2 to 2 s each where drivers are well.
 GPU_OPEN_WAIT_S = 10.0
 DRAIN_TIMEOUT_S = 60.0
 #: How long requests may go on after a drain has begun.
@@ -200,19 +198,9 @@ class Offload:
             )
             self.core.volumes.append(link)
             link.start()
-        if self.core.volumes:
-            waiters = [asyncio.ensure_future(volume.settled.wait()) for volume in self.core.volumes]
-            _, late = await asyncio.wait(waiters, timeout=VOLUME_OPEN_WAIT_S)
-            for waiter in late:
-                waiter.cancel()
-            for volume in self.core.volumes:
-                if not volume.settled.is_set():
-                    log.warning(
-                        "volume does not answer; serving without it until it does",
-                        volume=volume.options.path,
-                        waited_s=VOLUME_OPEN_WAIT_S,
-                        nvme=volume.nvme_paths,
-                    )
+        for volume, opened in zip(self.core.volumes, await asyncio.gather(*(volume.opened_in_time() for volume in self.core.volumes)), strict=True):
+            if not opened:
+                log.warning("volume does not answer; serving without it until it does", volume=volume.options.path, nvme=volume.nvme_paths)
         await self.core.host.mover.lanes_ready()
         await self._wait_for_gpus()
         self.ready_s = clock.monotonic_s()
