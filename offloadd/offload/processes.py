@@ -125,7 +125,7 @@ class WorkerProcess(Generic[Incoming]):
         self._waiting: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Spawn the process and tell `on_start`."""
+        """Spawn the process and tell `on_start`. Raises OSError; there is none then."""
         ours, theirs = socket_pair()
         life_ours, life_theirs = os.pipe()
         loop = asyncio.get_running_loop()
@@ -145,7 +145,14 @@ class WorkerProcess(Generic[Incoming]):
         finally:
             theirs.close()
             os.close(life_theirs)
-        running = self._running = _Running(process, life_ours, loop.time())
+        try:
+            running = self._running = _Running(process, life_ours, loop.time())
+        except BaseException:
+            process.kill()
+            process.wait()
+            os.close(life_ours)
+            ours.close()
+            raise
         running.watch(lambda: self._ends(running), lambda: self._gone(running))
         self._channel = AsyncChannel(ours, self._incoming, on_message=self._on_message, on_close=lambda: self._ends(running))
         self._on_start()
@@ -248,7 +255,12 @@ class WorkerProcess(Generic[Incoming]):
 
     def _start_if_room(self) -> None:
         if len(self.lost) < self._lost_max:
-            self.start()
+            try:
+                self.start()
+            except OSError as error:
+                # Of memory or descriptors that are short for the moment.
+                log.error("worker can't be started; trying again", worker=self.name, error=str(error), pause_s=RESTART_PAUSE_MAX_S)
+                self._restart = asyncio.get_running_loop().call_later(RESTART_PAUSE_MAX_S, self._start_if_room)
             return
         log.error("too many lost workers are not gone; there is no further one until one of them is", worker=self.name, lost=self.lost)
         self._waiting = self._start_if_room

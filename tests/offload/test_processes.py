@@ -1,6 +1,7 @@
 """When a worker counts as lost, and what there is of its successors. Workers are real processes; that one of them waits in the kernel is said by the test."""
 
 import asyncio
+import errno
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -143,3 +144,19 @@ async def test_a_worker_that_closes_its_socket_and_stays_is_not_lost_before_it_i
         assert it.worker.alive and it.lost == []
         await it.until(lambda: len(it.started) == 2)
         assert it.lost == [first]
+
+
+async def test_a_worker_that_can_not_be_started_for_the_moment_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "RESTART_PAUSE_MAX_S", 0.01)
+    real, failures = os.pidfd_open, [OSError(errno.EMFILE, "no descriptors")] * 3
+
+    def pidfd_open(pid: int, flags: int = 0) -> int:
+        if failures:
+            raise failures.pop()
+        return real(pid, flags)
+
+    async with watched(code_alone=True) as it:
+        monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+        os.kill(it.started[0], signal.SIGKILL)
+        await it.until(lambda: len(it.started) == 2)
+        assert not failures and it.worker.restart_count == 1

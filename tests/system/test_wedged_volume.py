@@ -266,3 +266,25 @@ def test_a_keeper_that_is_killed_beside_a_wedged_volume_has_no_successor_until_i
     daemon.wait_until(lambda: keeper().restart_count == 1 and keeper().state == "up", "another keeper")
     daemon.wait_until(lambda: daemon.status().volumes[0].reads_breaker == "closed", "the volume's return", timeout_s=120)
     assert node.outcomes() == {"RESTORED": COUNT}
+
+
+def test_a_daemon_that_is_told_to_end_beside_a_wedged_volume_ends_with_0_and_waits_for_nobody_in_the_kernel(node: Node) -> None:
+    daemon = node.daemon
+    assert node.evict(["kept"], ack=AckLevel.COPIED, tier=Tier.ARENA, keep=True).all_stored
+    node.device.hang()
+    request = in_background(node.outcomes)
+    daemon.wait_until(lambda: node.in_d_state("mover") and node.in_d_state(f"keeper {node.device.path}"), "reads that hang", timeout_s=120)
+    workers = [daemon.worker_pid(name) for name in ("mover", f"keeper {node.device.path}")]
+    begin = time.monotonic()
+    assert daemon.stop() == 0
+    print(f"ended after {time.monotonic() - begin:.1f} s")
+    assert all(threads_in_d_state(pid) > 0 for pid in workers)
+    request.join(120)
+    node.client.close()
+    node.device.lift()
+    daemon.start()
+    node.connect()
+    daemon.wait_until(lambda: all(volume.state == "serving" for volume in daemon.status().volumes), "the volumes", timeout_s=120)
+    assert node.outcomes() == {"RESTORED": COUNT}
+    # It was spilled to the volume that is well.
+    assert node.engine.restore([1], ["kept"]).restored_count == 1 and node.engine.holds(1, "kept")
