@@ -136,3 +136,10 @@ def test_the_front_sees_the_end_of_every_lane_of_a_mover_that_is_killed(volume):
     mover.process.send_signal(signal.SIGKILL)
     assert [lane.channel.receive() for lane in lanes] == [None, None] and mover.control.receive() is None
     mover.process.wait(ANSWER_TIMEOUT_S)
+
+
+def test_a_lane_that_ends_by_itself_is_seen_to_end_though_the_main_thread_has_a_handle_of_its_socket(mover, volume):
+    lane = mover.add_lane(volume)
+    lane.channel.sock.send(b"no message")
+    assert lane.channel.receive() is None
+    assert mover.ask(Ping()) == Pong()
