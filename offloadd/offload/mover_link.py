@@ -151,7 +151,9 @@ class MoverLink:
             lost_max=lost_max,
         )
         self.supervision = Supervision(wedged_ns=int(wedged_s * 1e9), closing_ns=int(CLOSING_S * 1e9))
-        #: To the present process, for its last orders.
+        #: Whether the present process has said hello.
+        self._has_spoken = False
+        #: To it, for its last orders.
         self._last: AsyncChannel[MemoryClosed] | None = None
         #: Movers so far, one after the other, whose context was lost while they measured what copies go by.
         self._measured_losses = 0
@@ -285,8 +287,8 @@ class MoverLink:
 
     def look(self, now_ns: int, stalled_ns: int) -> None:
         """See how the process does, and replace it if it is wedged. `stalled_ns`: how long its lane to the arena has stood still."""
-        if not self.process.alive or (self.device != "host" and self.hello is None):
-            # A GPU's is only asked once it has spoken: until then its driver is what is waited for.
+        if not self.process.alive or not self._has_spoken:
+            # It is only asked once it has said hello: until then its interpreter starts, and its driver.
             return
         if self.supervision.silent_ns or self.supervision.phase is Phase.KILLED:
             self.process.look()
@@ -315,7 +317,7 @@ class MoverLink:
         self.supervision.closed()
 
     def _tell(self) -> None:
-        self.supervision.started(clock.monotonic_ns())
+        self._has_spoken = False
         ours, theirs = socket_pair()
         self._last = AsyncChannel(ours, MemoryClosed, on_message=self._on_last, on_close=lambda: None, takes_fds=False)
         self.process.send(LastOrders(), (theirs.fileno(),))
@@ -392,6 +394,8 @@ class MoverLink:
 
     def _greeted(self, hello: Hello) -> None:
         self._end_timers()
+        self._has_spoken = True
+        self.supervision.started(clock.monotonic_ns())
         if hello.note:
             self._unusable(hello, lambda: self.process.renew(Shutdown()))
             return
