@@ -318,6 +318,7 @@ class MoverLink:
 
     def _tell(self) -> None:
         self._has_spoken = False
+        self.supervision.started(clock.monotonic_ns())
         ours, theirs = socket_pair()
         self._last = AsyncChannel(ours, MemoryClosed, on_message=self._on_last, on_close=lambda: None, takes_fds=False)
         self.process.send(LastOrders(), (theirs.fileno(),))
