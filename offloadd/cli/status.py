@@ -71,12 +71,17 @@ def values_of(status: Any) -> dict[str, Any]:
                 "reads_breaker",
                 "writes_breaker",
                 "late_count",
+                "quarantined_slot_count",
+                "quarantined_bytes",
             )
             | {"recovery_s": volume.recovery.ToNanoseconds() / 1e9}
             for volume in status.volumes
         ],
         "sessions": [_fields(session, "name", "instance", "tenant", "pid", "region_count", "mapped_bytes", "request_count") for session in status.sessions],
-        "workers": [_fields(worker, "name", "pid", "restart_count", "placement", "copies_by") for worker in status.workers],
+        "workers": [
+            _fields(worker, "name", "pid", "restart_count", "placement", "copies_by", "state") | {"lost_pids": list(worker.lost_pids)}
+            for worker in status.workers
+        ],
         "gpus": [_fields(gpu, "device", "uuid", "name", "pci_bus_id", "compute_mode", "uses_mps", "context_bytes", "note") for gpu in status.gpus],
         "paths": [
             {"tier": _name(enums.Tier, path.tier), "path": _name(enums.Path, path.path)}
@@ -116,7 +121,7 @@ def render(status: dict[str, Any], console: Console) -> None:
             plain(worker["name"]),
             str(worker["pid"] or "restarting"),
             str(worker["restart_count"]),
-            plain(worker["placement"] or (worker["copies_by"] and f"copies by {worker['copies_by']}")),
+            plain(_worker_notes(worker)),
         )
     console.print(workers)
     console.print()
@@ -168,12 +173,24 @@ def _render_volumes(volumes: list[dict[str, Any]], console: Console) -> None:
         notes += [f"{volume['path']}: {state}: {detail}"] if detail else []
         notes += [f"{volume['path']}: reads {volume['reads_breaker']}"] if volume["reads_breaker"] not in ("", "closed") else []
         notes += [f"{volume['path']}: writes {volume['writes_breaker']}"] if volume["writes_breaker"] not in ("", "closed") else []
-        notes += [f"{volume['path']}: {volume['late_count']} jobs that were sent to it are late"] if volume["late_count"] else []
+        notes += [_late(volume)] if volume["late_count"] else []
         notes += [f"{volume['path']}: no direct I/O: {volume['direct_io']}"] if volume["direct_io"] not in ("", "yes") else []
     console.print(shown)
     for note in notes:
         console.print(plain(note))
     console.print()
+
+
+def _late(volume: dict[str, Any]) -> str:
+    held = f"{volume['quarantined_slot_count']} slots, {format_bytes(volume['quarantined_bytes'])}, are in quarantine until their I/O is over"
+    return f"{volume['path']}: {volume['late_count']} jobs that were sent to it are late; {held}"
+
+
+def _worker_notes(worker: dict[str, Any]) -> str:
+    notes = [worker["state"]] if worker["state"] not in ("", "up", "away") else []
+    notes += [f"waiting in the kernel, killed: {', '.join(map(str, worker['lost_pids']))}"] if worker["lost_pids"] else []
+    notes += [worker["placement"] or (worker["copies_by"] and f"copies by {worker['copies_by']}")]
+    return "; ".join(filter(None, notes))
 
 
 def _render_gpus(gpus: list[dict[str, Any]], console: Console) -> None:

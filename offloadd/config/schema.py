@@ -202,6 +202,15 @@ class MoverConfig(_Section):
         default=4, ge=1, le=64, description="Evict slices that one lane has in flight, so that a restore waits for one I/O at most."
     )
     restore_bytes_in_flight: Size = Field(default=64 * MIB, ge=8 * MIB, description="Restore bytes that one lane has in flight.")
+    wedged_s: Seconds = Field(
+        default=30.0, ge=1, le=3600, description="Time that a mover may not answer, or its copies to and from the arena stand still, before it is replaced."
+    )
+    lost_max: int = Field(
+        default=4,
+        ge=1,
+        le=64,
+        description="Killed movers of one device that wait in the kernel for a volume, and hold their staging slots; with so many there is no further one.",
+    )
 
     @model_validator(mode="after")
     def _a_slice_fits(self) -> Self:
@@ -278,6 +287,9 @@ class BreakerConfig(_Section):
     failures_max: int = Field(default=8, ge=1, le=1024, description="Writes that fail in a row.")
     probe_interval_s: Seconds = Field(default=1.0, ge=0.1, le=60, description="Time between two probes, small reads, of a volume that is not used.")
     probe_wait_s: Seconds = Field(default=2.0, ge=0.1, le=60, description="Time that a probe may take.")
+    quarantined_bytes_max: Size = Field(
+        default=256 * MIB, ge=MIB, description="Slots on the volume that wait for I/O of movers that were killed; with more the volume is not used."
+    )
 
 
 class Config(_Section):

@@ -70,6 +70,8 @@ def settings_of(config: Config) -> OffloadSettings:
         staging_slot_bytes=mover.staging_slot_bytes,
         verify_target=mover.verify_target,
         restore_bytes_in_flight=mover.restore_bytes_in_flight,
+        wedged_s=mover.wedged_s,
+        lost_max=mover.lost_max,
         evict_slices_in_flight=mover.evict_slices_in_flight,
         index_capacity=index_capacity(limits.index_bytes_max),
         sessions_max=limits.sessions_max,
@@ -123,7 +125,8 @@ class Daemon:
             gpus=settings.gpus,
             nodes=[number for number, _ in settings.numa_nodes],
         )
-        self.metrics.show_limits({name: float(value) for name, value in config.limits.model_dump().items()})
+        more = {"lost_max": config.mover.lost_max, "quarantined_bytes_max": config.breaker.quarantined_bytes_max}
+        self.metrics.show_limits({name: float(value) for name, value in (config.limits.model_dump() | more).items()})
         self.offload = Offload(settings, MetricsObserver(self.metrics))
         self.stopping = asyncio.Event()
         self._ending = False

@@ -65,6 +65,7 @@ def refresh_gauges(metrics: Metrics, offload: Offload) -> None:
     workers: list[WorkerProcess[Any]] = [*(device.mover.process for device in core.devices.values()), *(volume.process for volume in core.volumes)]
     for worker in workers:
         metrics.show_restarts(worker.name, worker.restart_count)
+        metrics.worker_lost_processes.labels(worker=worker.name).set(len(worker.lost))
     for device in core.devices.values():
         if device.is_gpu:
             facts = device.mover.hello.gpu if device.mover.hello is not None else None
@@ -74,7 +75,10 @@ def refresh_gauges(metrics: Metrics, offload: Offload) -> None:
         if volume.opened is not None:
             metrics.volume_used_bytes.labels(volume=volume.options.path).set(volume.pool.used_bytes)
             metrics.volume_blocks.labels(volume=volume.options.path).set(volume.pool.used_slots)
-            metrics.volume_late_jobs.labels(volume=volume.options.path).set(core.late_count(volume, clock.monotonic_ns()))
+            quarantine = core.quarantine(volume, clock.monotonic_ns())
+            metrics.volume_late_jobs.labels(volume=volume.options.path).set(quarantine.jobs)
+            metrics.volume_quarantined_slots.labels(volume=volume.options.path).set(quarantine.slots)
+            metrics.volume_quarantined_bytes.labels(volume=volume.options.path).set(quarantine.slot_bytes)
         for operation, breaker in (("restore", volume.health.reads), ("evict", volume.health.writes)):
             state = _BREAKER_STATES.index(breaker.state)
             metrics.show_breaker(volume.options.path, operation, state=state, opened_count=breaker.opened_count)

@@ -12,7 +12,8 @@ SUMMARY_RECORDS_MAX = (MESSAGE_BYTES_MAX - 4096) // SUMMARY_DTYPE.itemsize
 class OpenVolume(msgspec.Struct, frozen=True, tag=True):
     """Open, lock and read the volume; after a keeper's death with its two descriptors (data, synced) so that the lock stays ours throughout.
 
-    Answered by `VolumeOpened` (descriptors: data, synced) or `Failed`; then come `Recovered` for every cut slab and one `ScanFinished`.
+    Answered by `VolumeAnswers` and then `VolumeOpened` (descriptors: data, synced), or by `Failed`; then come `Recovered` for every cut slab and one
+    `ScanFinished`.
     """
 
     ticket: int
@@ -117,6 +118,14 @@ class NamespaceInfo(msgspec.Struct, frozen=True, array_like=True):
     namespace_id: bytes
 
 
+class KeeperUp(msgspec.Struct, frozen=True, tag=True):
+    """First message of a keeper: it takes requests."""
+
+
+class VolumeAnswers(msgspec.Struct, frozen=True, tag=True):
+    """While a volume is being opened: it is locked, and its first sector was read. What follows takes as long as the volume has slabs."""
+
+
 class VolumeOpened(msgspec.Struct, frozen=True, tag=True):
     """The volume is locked and its superblock rewritten with a new epoch. The slabs and namespaces follow in `Inventory` messages."""
 
@@ -202,4 +211,4 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 #: Keeper → front.
-Answer = VolumeOpened | Inventory | Recovered | ScanFinished | NamespaceAdded | SlabReady | Done | Failed
+Answer = KeeperUp | VolumeAnswers | VolumeOpened | Inventory | Recovered | ScanFinished | NamespaceAdded | SlabReady | Done | Failed

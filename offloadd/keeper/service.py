@@ -27,6 +27,7 @@ from offloadd.keeper.messages import (
     DropNamespace,
     Failed,
     Inventory,
+    KeeperUp,
     NamespaceAdded,
     OpenSlab,
     OpenVolume,
@@ -37,6 +38,7 @@ from offloadd.keeper.messages import (
     SlabInfo,
     SlabReady,
     SummaryPart,
+    VolumeAnswers,
     VolumeOpened,
 )
 from offloadd.keeper.scan import Scanner
@@ -79,6 +81,7 @@ class Keeper:
         poller = select.poll()
         poller.register(self._channel.sock, select.POLLIN)
         poller.register(self._wake_fd, select.POLLIN)
+        self._send(KeeperUp())
         while True:
             ready = {fd for fd, _ in poller.poll()}
             if self._wake_fd in ready:
@@ -157,7 +160,7 @@ class Keeper:
             if self._volume is not None:
                 raise InvalidRequest(f"{self._volume.file.path} is already open; a keeper keeps 1 volume")
             raise InvalidRequest(f"io_threads is {request.io_threads}; 1 to {_IO_THREADS_MAX} are possible")
-        volume = open_kept_volume(request.path, fds, io_threads=request.io_threads)
+        volume = open_kept_volume(request.path, fds, io_threads=request.io_threads, on_answer=lambda: self._send(VolumeAnswers()))
         self._volume, self._prewrite = volume, request.prewrite
         geometry, file = volume.geometry, volume.file
         opened = VolumeOpened(

@@ -130,8 +130,8 @@ class Volume:
         sync(self.file.data_fd, f"zeros of slab {slab}")
 
 
-def open_kept_volume(path: str, fds: list[int], *, io_threads: int) -> Volume:
-    """Open and lock the volume (or adopt the two descriptors in `fds`), read its tables, and begin a new epoch.
+def open_kept_volume(path: str, fds: list[int], *, io_threads: int, on_answer: Callable[[], None] = lambda: None) -> Volume:
+    """Open and lock the volume (or adopt the two descriptors in `fds`), read its tables, and begin a new epoch. `on_answer()`: it is locked, and was read from.
 
     Raises the leaves of `VolumeError`, `InvalidRequest` or OSError; then nothing stays open, and `fds` are closed too.
     """
@@ -145,6 +145,7 @@ def open_kept_volume(path: str, fds: list[int], *, io_threads: int) -> Volume:
         file = open_volume(path, busy_wait_s=LOCK_WAIT_S)
     try:
         superblock = read_superblock(file.data_fd, path)
+        on_answer()
         geometry = superblock.geometry
         check_geometry(geometry, file.size_bytes, path)
         namespaces = NamespaceTable(file.synced_fd, geometry)

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: What reading a file that a kernel or a container does not offer answers. ENODEV, EINVAL and EOPNOTSUPP come from attributes of sysfs.
-_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENXIO})
+#: What reading a file that a kernel or a container does not offer answers. ENODEV, EINVAL and EOPNOTSUPP come from attributes of sysfs, ESRCH from a process
+#: that has just ended.
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENXIO, errno.ESRCH})
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,13 @@ class Metrics:
             "volume_breaker", "Whether a volume gets such operations: 0 yes, 1 on trial, 2 no, since it hangs or fails.", "volume", "operation"
         )
         self.volume_late_jobs = self._gauge("volume_late_jobs", "Jobs sent to the volume that are past their deadlines, or stand still.", "volume")
+        self.volume_quarantined_slots = self._gauge(
+            "volume_quarantined_slots", "Slots of the volume that late jobs hold, or jobs of movers that were killed, until their I/O is over.", "volume"
+        )
+        self.volume_quarantined_bytes = self._gauge("volume_quarantined_bytes", "Bytes of these slots.", "volume")
+        self.worker_lost_processes = self._gauge(
+            "worker_lost_processes", "Processes of this worker that were killed and wait in the kernel for a device.", "worker"
+        )
         route = ("gpu", "volume", "path", "operation", "size")
         self.route_bytes_per_second = self._gauge("route_bytes_per_second", "Measured between a GPU and a volume; 0 while it was not.", *route)
         self.route_auto = self._gauge("route_auto", "1 for the path that AUTO takes between a GPU and a volume, else 0.", *route)

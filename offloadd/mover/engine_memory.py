@@ -24,10 +24,13 @@ class EngineMemory:
         self._move_users: Counter[int] = Counter()
         #: Bounded by the front: each move is forgotten when it is over.
         self._fenced: set[int] = set()
+        self._closed = False
 
     def add(self, number: int, region: MappedRegion) -> None:
         """Make a region known. Raises ValueError when the number is in use."""
         with self._changed:
+            if self._closed:
+                raise ValueError(f"region {number} is not mapped: the mover is being replaced")
             # A number waits here until its last copy has ended, so a new region can never be taken for an old one.
             if number in self._regions or self._region_users[number]:
                 raise ValueError(f"region {number} is already mapped")
@@ -40,6 +43,15 @@ class EngineMemory:
             self._changed.wait_for(lambda: not self._region_users[number])
             del self._region_users[number]
         if region is not None:
+            region.close()
+
+    def close(self) -> None:
+        """Let no copy in any more, of whatever region; wait for the running ones, and unmap everything. For good."""
+        with self._changed:
+            self._closed = True
+            regions, self._regions = self._regions, {}
+            self._changed.wait_for(lambda: not any(self._region_users.values()))
+        for region in regions.values():
             region.close()
 
     def fence(self, move: int) -> None:

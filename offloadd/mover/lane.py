@@ -4,6 +4,8 @@ Leader and followers: a thread without work becomes the leader if there is none,
 others, and does the first itself. So a job of one slice reaches the volume without a hand-over between threads (some 0.1 ms), and no thread ever polls.
 """
 
+import contextlib
+import os
 import select
 import socket
 import sys
@@ -11,12 +13,13 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from offloadd.ipc.channel import Channel
+from offloadd.ipc.descriptors import keep_only
 from offloadd.model.device_event import EventName
 from offloadd.mover.device import Bench
 from offloadd.mover.messages import Job, LaneAnswer, Parked, Unparked
@@ -49,10 +52,24 @@ class _ParkedJob:
 
 
 class Lane:
-    """`open` makes the staging slots and starts the threads; they end when the socket closes or `stop` is called, and the last one closes everything."""
+    """`open` makes the staging slots and starts the threads; they end when the socket closes or `stop` is called, and the last one closes everything.
+
+    With `shared_fds` the threads of a volume's lane have a descriptor table of their own: those, the lane's socket and the volume. So when the process is
+    killed while the volume hangs, nothing but these stays open: not the locks of other volumes, nor the sockets by which the front learns of the end. And
+    the end of this lane's socket, which comes with its last thread, proves that no I/O of the lane is in flight any more.
+    """
 
     def __init__(
-        self, number: int, sock: socket.socket, memories: Memories, volume: Volume | None, *, path: str, thread_count: int, staging_slot_bytes: int
+        self,
+        number: int,
+        sock: socket.socket,
+        memories: Memories,
+        volume: Volume | None,
+        *,
+        path: str,
+        thread_count: int,
+        staging_slot_bytes: int,
+        shared_fds: Collection[int] | None = None,
     ) -> None:
         if thread_count < 1:
             raise ValueError(f"lane {number} has thread_count {thread_count}; at least 1 is needed")
@@ -61,6 +78,9 @@ class Lane:
         self._number = number
         self._path = path
         self._channel: Channel[Job] = Channel(sock, Job)
+        self._shared_fds = shared_fds
+        #: Of a lane with a table of its own: the socket in the table of whoever calls `stop`.
+        self._handle: socket.socket | None = None
         self._memories = memories
         self._volume = volume
         self._thread_count = thread_count
@@ -79,6 +99,8 @@ class Lane:
         self._led = False
         self._stopped = False
         self._alive = thread_count
+        #: Whether the threads have a descriptor table of their own.
+        self._apart = False
 
     def open(self) -> None:
         """Make a staging slot for each thread of a volume's lane, and start the threads. Raises OSError; the lane is closed then."""
@@ -91,19 +113,45 @@ class Lane:
         for index, bench in enumerate(self._benches or [None] * self._thread_count):
             tools = Tools(memories=self._memories, path=self._path, bench=bench, volume=self._volume, send=self._send)
             # Daemon threads: a thread that a lost volume holds in the kernel must not keep the process from ending.
-            thread = threading.Thread(target=self._work, args=(tools,), name=f"lane-{self._number}-{index}", daemon=True)
-            self._threads.append(thread)
+            self._threads.append(threading.Thread(target=self._work, args=(tools,), name=f"lane-{self._number}-{index}", daemon=True))
+        if self._volume is None or self._shared_fds is None:
+            self._start()
+        else:
+            self._start_apart(self._volume, self._shared_fds)
+
+    def _start(self) -> None:
+        for thread in self._threads:
             thread.start()
+
+    def _start_apart(self, volume: Volume, shared_fds: Collection[int]) -> None:
+        """Start the threads in a descriptor table of their own; this thread's then has the lane's socket only, and none of the volume's. Where there can't be
+        one, what is held is let go together with the whole process."""
+        fd = self._channel.sock.fileno()
+        self._handle = self._channel.sock.dup()
+        # Threads have the table of whoever starts them.
+        starter = threading.Thread(target=self._enter, args=([fd, volume.data_fd, volume.synced_fd, *shared_fds],), name=f"lane-{self._number}-start")
+        starter.start()
+        starter.join()
+        if self._apart:
+            os.close(fd)
+            volume.close()
+
+    def _enter(self, fds: list[int]) -> None:
+        self._apart = keep_only(fds)
+        self._start()
 
     def stop(self) -> None:
         """Begin no more slices. Running ones end and are answered; `join` waits for them."""
+        self._end(self._handle or self._channel.sock)
+
+    def _end(self, sock: socket.socket) -> None:
         with self._changed:
             self._stopped = True
             self._waiting.clear()
             self._changed.notify_all()
         try:
             # Wakes the leader; the other direction stays open for the results of running slices.
-            self._channel.sock.shutdown(socket.SHUT_RD)
+            sock.shutdown(socket.SHUT_RD)
         except OSError:
             # The threads have ended and closed the socket, or the peer has: there is no leader to wake.
             return
@@ -112,6 +160,8 @@ class Lane:
         """Wait until all threads have ended."""
         for thread in self._threads:
             thread.join()
+        if self._handle is not None:
+            self._handle.close()
 
     def _send(self, message: LaneAnswer) -> None:
         try:
@@ -127,11 +177,11 @@ class Lane:
             while (piece := self._next()) is not None:
                 run(tools, piece)
         except FrontGoneError:
-            self.stop()
+            self._end(self._channel.sock)
         except Exception:
             # Only a fault of the lane's own machinery comes here. Closing the lane tells the front; going on with a thread less would hide it.
             traceback.print_exc(file=sys.stderr)
-            self.stop()
+            self._end(self._channel.sock)
         finally:
             self._leave()
 
@@ -233,6 +283,9 @@ class Lane:
             self._close()
 
     def _close(self) -> None:
+        # The peer shall see the end though the handle is open.
+        with contextlib.suppress(OSError):
+            self._channel.sock.shutdown(socket.SHUT_RDWR)
         self._channel.close()
         if self._volume is not None:
             self._volume.close()

@@ -26,6 +26,7 @@ from offloadd.mover.device import AbsentDevice, HostDevice, MoverDevice
 from offloadd.mover.lane import Lane
 from offloadd.mover.messages import (
     AddLane,
+    CloseMemory,
     Control,
     ControlAnswer,
     Descriptors,
@@ -35,10 +36,14 @@ from offloadd.mover.messages import (
     Hello,
     LaneReady,
     LaneRefused,
+    LastOrders,
     MapArena,
     Mapped,
     MapRegion,
+    MemoryClosed,
     NotMapped,
+    Ping,
+    Pong,
     Shutdown,
     Unmapped,
     UnmapRegion,
@@ -56,8 +61,11 @@ _PR_SET_PDEATHSIG = 1
 class Mover:
     """Handles control messages, one at a time, on the main thread."""
 
-    def __init__(self, channel: Channel[Control], device: MoverDevice, note: str = "", placement: Placement = UNPLACED) -> None:
+    def __init__(self, channel: Channel[Control], device: MoverDevice, note: str = "", placement: Placement = UNPLACED, *, lanes_apart: bool = False) -> None:
+        """`lanes_apart`: the threads of each volume's lane have a descriptor table of their own. Not for a GPU, whose driver opens descriptors in one thread
+        and uses them in others."""
         self._channel = channel
+        self._lanes_apart = lanes_apart
         self._note = note
         self._placement = placement
         self._queue = ControlQueue(channel.sock)
@@ -117,6 +125,18 @@ class Mover:
                 self._answer(Fenced(move=message.move))
             case ForgetMove():
                 self._memories.engine.forget(message.move)
+            case Ping():
+                self._answer(Pong())
+            case LastOrders():
+                last: Channel[CloseMemory] = Channel(socket.socket(fileno=fds[0]), CloseMemory)
+                threading.Thread(target=self._wait_for_last_orders, args=(last,), name="last-orders", daemon=True).start()
+
+    def _wait_for_last_orders(self, channel: Channel[CloseMemory]) -> None:
+        if channel.receive() is not None:
+            self._memories.engine.close()
+            # Whoever asked may have gone meanwhile.
+            with contextlib.suppress(OSError):
+                channel.send(MemoryClosed())
 
     def _map_region(self, message: MapRegion, fds: Sequence[int]) -> Mapped | NotMapped:
         planes = tuple(Plane(spec.memory, spec.offset_bytes, spec.block_stride_bytes, spec.block_bytes) for spec in message.planes)
@@ -169,6 +189,8 @@ class Mover:
             path=message.path,
             thread_count=message.thread_count,
             staging_slot_bytes=message.staging_slot_bytes,
+            # Before each copy they look whether a message waits there.
+            shared_fds=[self._channel.sock.fileno()] if self._lanes_apart else None,
         )
         if message.path == "gds":
             # Drivers and file systems are asked for the first time here, and may hang: maps and fences go on meanwhile.
@@ -253,7 +275,7 @@ def main() -> None:
         device, note = _open_device(arguments.device, arguments.copies, tell, native=arguments.native)
         # Before there is any thread or memory of ours. Those of the driver, which are there already, are bound, too.
         placement = place_threads(device.numa_node) if arguments.numa and device.uuid else UNPLACED
-        clean = Mover(channel, device, note, placement).serve()
+        clean = Mover(channel, device, note, placement, lanes_apart=arguments.device == "host").serve()
     except (BrokenPipeError, ConnectionResetError):
         clean = False
     except Exception:

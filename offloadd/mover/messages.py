@@ -1,6 +1,7 @@
 """What front and mover say to each other.
 
-Control socket (one per mover): map and unmap engine memory, add and remove lanes, fence moves.
+Control socket (one per mover): map and unmap engine memory, add and remove lanes, fence moves. A second one is for the last message to a mover that is
+replaced since it does not answer on the first.
 Lane socket (one per mover and tier instance): jobs down, progress up. A lane's own threads read it, so a hung volume stops its own lane only.
 """
 
@@ -142,6 +143,19 @@ class ForgetMove(msgspec.Struct, frozen=True, tag=True):
     move: int
 
 
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Answered by `Pong` at once: by a mover whose main thread obeys messages."""
+
+
+class LastOrders(msgspec.Struct, frozen=True, tag=True):
+    """One descriptor: a socket on which a thread of its own waits for `CloseMemory`, whatever the main thread does. Not answered."""
+
+
+class CloseMemory(msgspec.Struct, frozen=True, tag=True):
+    """Let no copy of engine memory begin any more, wait for the running ones, and unmap all regions, for good: the mover is going to be replaced. Answered by
+    `MemoryClosed`, on the socket of `LastOrders`."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Finish the slices that run, then exit 0."""
 
@@ -213,6 +227,14 @@ class Fenced(msgspec.Struct, frozen=True, tag=True):
     move: int
 
 
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `Ping`."""
+
+
+class MemoryClosed(msgspec.Struct, frozen=True, tag=True):
+    """No byte of engine memory is read or written by this process any more, and none is mapped."""
+
+
 class ArenaLocked(msgspec.Struct, frozen=True, tag=True):
     """A GPU's mover page-locks no more of the arena: `locked_bytes` of `arena_bytes` are, and if not all of them, `why` says what stood in the way. Copies to
     and from the others are slower, and as right."""
@@ -248,9 +270,9 @@ class KernelsFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 #: Front → mover, on the control socket.
-Control = Descriptors | MapRegion | UnmapRegion | MapArena | AddLane | FenceMove | ForgetMove | Shutdown
+Control = Descriptors | MapRegion | UnmapRegion | MapArena | AddLane | FenceMove | ForgetMove | Ping | LastOrders | Shutdown
 #: Mover → front, on the control socket.
-ControlAnswer = Hello | Mapped | NotMapped | Unmapped | LaneReady | LaneRefused | Fenced | ArenaLocked | CopiesChosen | KernelsFailed
+ControlAnswer = Hello | Mapped | NotMapped | Unmapped | LaneReady | LaneRefused | Fenced | Pong | ArenaLocked | CopiesChosen | KernelsFailed
 
 
 class Job(msgspec.Struct, frozen=True, tag=True):

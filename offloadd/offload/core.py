@@ -21,7 +21,7 @@ from offloadd.model.slots import BLOCK_DTYPE
 from offloadd.mover.messages import Job, Operation
 from offloadd.offload.bandwidth import Bandwidths, Direction
 from offloadd.offload.devices import HOST, Device
-from offloadd.offload.lanes import Lane
+from offloadd.offload.lanes import Lane, Quarantine
 from offloadd.offload.moves import Move, PathUse
 from offloadd.offload.namespaces import Namespaces
 from offloadd.offload.regions import Regions
@@ -218,9 +218,23 @@ class Core:
         """All lanes."""
         return [lane for device in self.devices.values() for lane in device.lanes()]
 
-    def late_count(self, volume: VolumeLink, now_ns: int) -> int:
-        """Jobs that were sent to the volume and are past their deadlines, or that stand still."""
-        return sum(lane.running_count if volume.health.stalled else lane.late_count(now_ns) for lane in self.volume_lanes(volume.ordinal))
+    def quarantine(self, volume: VolumeLink, now_ns: int) -> Quarantine:
+        """What jobs hold of the volume that are past their deadlines, stand still, or were left behind by a mover that is lost."""
+        stalled = volume.health.stalled
+        return sum((lane.quarantine(now_ns, stalled=stalled) for lane in self.volume_lanes(volume.ordinal)), Quarantine())
+
+    def left_behind(self, volume: VolumeLink) -> Quarantine:
+        """What jobs hold of the volume whose mover is lost, and whose I/O may still be under way."""
+        return sum((lane.left_behind for lane in self.volume_lanes(volume.ordinal)), Quarantine())
+
+    def answer_stuck(self, moves: Iterable[Move], reason: Reason) -> None:
+        """Requests that wait for what may stand still for long get their answers now, not at their deadlines."""
+        stuck = {move.number: move for move in moves}
+        for move in stuck.values():
+            move.on_stuck()
+        for active in list(self.active.values()):
+            if active.move is not None and active.move.number in stuck:
+                active.stop(reason)
 
     def volume_lanes(self, volume: int) -> list[Lane]:
         """All lanes to one volume."""

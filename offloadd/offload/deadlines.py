@@ -1,6 +1,7 @@
 """Deadlines of calls: on the monotonic clock, and none is waited beyond."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import TypeVar
 
 from offloadd import clock
@@ -22,3 +23,14 @@ async def result_by(deadline_s: float, future: "asyncio.Future[T]", late: str) -
     if not done:
         raise DeadlineExpired(late)
     return future.result()
+
+
+async def first_of(events: Sequence[asyncio.Event], timeout_s: float | None) -> bool:
+    """Wait until one event is set; False if none was in time."""
+    waiters = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        done, _ = await asyncio.wait(waiters, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        return bool(done)
+    finally:
+        for waiter in waiters:
+            waiter.cancel()

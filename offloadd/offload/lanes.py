@@ -1,4 +1,8 @@
-"""The front's end of a lane: blocks wait in its queue, go to the mover in jobs, and come back as results of their moves."""
+"""The front's end of a lane: blocks wait in its queue, go to the mover in jobs, and come back as results of their moves.
+
+Jobs that were sent to a mover which was lost are **left behind** until its end of the lane's socket has ended: as long one of its threads may still read or
+write for them, and their slots are theirs. As a rule that is at once, before another mover serves the lane.
+"""
 
 import asyncio
 import socket
@@ -54,11 +58,24 @@ def _way_name(tier: Tier, path: Path, way: Way) -> WayName:
     return tier, path if way is Way.PLAIN or way.is_gds else Path.BOUNCE, way
 
 
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """What jobs hold that nobody waits for: slots on the volume (or of the arena) that are not used again until the jobs' I/O is over."""
+
+    jobs: int = 0
+    slots: int = 0
+    slot_bytes: int = 0
+
+    def __add__(self, other: "Quarantine") -> "Quarantine":
+        return Quarantine(self.jobs + other.jobs, self.slots + other.slots, self.slot_bytes + other.slot_bytes)
+
+
 class Lane:
-    """One tier instance in one mover. What was submitted while the mover is away waits for it; jobs that were sent to a mover that died fail with WORKER_LOST.
+    """One tier instance in one mover. What was submitted while the mover is away waits for it; jobs that were sent to a mover whose end of the lane has ended
+    fail with WORKER_LOST.
 
     `tier` and `path` are what its operations report. `traffic` hears when it has work, for `device` and `volume` (-1: the arena). `on_io(writes, good)` hears
-    of each slice whose I/O says something of the volume.
+    of each slice whose I/O says something of the volume, `on_left(volume, moves)` of moves with jobs that are left behind.
     """
 
     def __init__(
@@ -73,6 +90,7 @@ class Lane:
         volume: int = -1,
         traffic: Traffic | None = None,
         on_io: Callable[[bool, bool], None] = lambda writes, good: None,
+        on_left: Callable[[int, list[Move]], None] = lambda volume, moves: None,
     ) -> None:
         self.number = number
         self.name = name
@@ -93,6 +111,9 @@ class Lane:
         self._parts_of: dict[int, list[_Part]] = {}
         self._sent: dict[int, _Sent] = {}
         self._on_io = on_io
+        self._on_left = on_left
+        #: Jobs that are left behind, by the channel whose end ends them.
+        self._behind: dict[AsyncChannel[LaneAnswer], dict[int, _Sent]] = {}
         #: By direction (True: writes): whether no job is sent.
         self._refused = {False: False, True: False}
         self._refuses_some = False
@@ -106,24 +127,42 @@ class Lane:
 
     def connect(self, sock: socket.socket) -> None:
         """A mover serves this lane through `sock` from now on; what waited is sent."""
-
-        def lost() -> None:
-            self._channel = None
-            self._queue.serve(False)
-            for job, sent in list(self._sent.items()):
-                self._lose(job, sent)
-            # It holds up no other any more.
-            self.pump()
-
         if self._channel is not None:
-            # The end of a mover that has gone may be told here after its successor's start.
-            self._channel.close()
-        self._channel = AsyncChannel(sock, LaneAnswer, on_message=self._on_answer, on_close=lost, takes_fds=False)
+            self._leave_behind(self._channel)
+        channel = self._channel = AsyncChannel(sock, LaneAnswer, on_message=self._on_answer, on_close=lambda: self._ended(channel), takes_fds=False)
         self._queue.serve(True)
         self.pump()
 
+    def _ended(self, channel: AsyncChannel[LaneAnswer]) -> None:
+        """The mover's threads of this lane are gone."""
+        for sent in self._behind.pop(channel, {}).values():
+            self._fail(sent.part, sent.blocks, sent.uncopied, Reason.WORKER_LOST)
+        if channel is not self._channel:
+            return
+        self._channel = None
+        self._queue.serve(False)
+        for job, sent in list(self._sent.items()):
+            self._lose(job, sent)
+        # It holds up no other any more.
+        self.pump()
+
+    def _leave_behind(self, channel: AsyncChannel[LaneAnswer]) -> None:
+        """The mover was lost, and its end of the lane has not ended. What it was sent takes no room from what its successor is sent."""
+        jobs, self._sent = self._sent, {}
+        self._running.clear()
+        for job in jobs:
+            self._queue.finish(job)
+        self._end_run()
+        # Not the present one any more: should it end now, that is no end of its successor.
+        self._channel = None
+        if not jobs:
+            channel.close()
+            return
+        self._behind[channel] = jobs
+        self._on_left(self._volume, list({sent.part.move.number: sent.part.move for sent in jobs.values()}.values()))
+
     def disconnect(self) -> None:
-        """Give the lane up."""
+        """Give the lane up. What is left behind stays so."""
         if self._channel is not None:
             self._channel.close()
         for job, sent in list(self._sent.items()):
@@ -227,19 +266,24 @@ class Lane:
         slot_bytes = max(sent.part.order.slot_bytes for sent in self._running.values())
         return max(0, now_ns - self._progress_ns - slot_bytes * 1_000_000_000 // SLOWEST_BYTES_PER_S)
 
-    def late_count(self, now_ns: int) -> int:
-        """Jobs that were sent and are past their deadlines: nobody waits for them, and their slots are theirs until they end."""
-        return sum(0 < sent.part.order.deadline_ns <= now_ns for sent in self._running.values())
+    def quarantine(self, now_ns: int, *, stalled: bool = False) -> Quarantine:
+        """Of jobs that are past their deadlines, of those that are left behind, and where the lane is `stalled` of all that run."""
+        held = [sent for sent in self._running.values() if stalled or 0 < sent.part.order.deadline_ns <= now_ns]
+        held += [sent for jobs in self._behind.values() for sent in jobs.values()]
+        slots = sum(sent.left for sent in held)
+        return Quarantine(len(held), slots, sum(sent.left * sent.part.order.slot_bytes for sent in held))
 
     @property
-    def running_count(self) -> int:
-        """Jobs that were sent and do not wait for their engine."""
-        return len(self._running)
+    def left_behind(self) -> Quarantine:
+        """Of jobs that are left behind."""
+        held = [sent for jobs in self._behind.values() for sent in jobs.values()]
+        return Quarantine(len(held), sum(sent.left for sent in held), sum(sent.left * sent.part.order.slot_bytes for sent in held))
 
     @property
     def moves(self) -> list[Move]:
-        """The moves that have jobs here which run."""
-        return list({sent.part.move.number: sent.part.move for sent in self._running.values()}.values())
+        """The moves that have jobs here which run, or are left behind."""
+        jobs = [*self._running.values(), *(sent for behind in self._behind.values() for sent in behind.values())]
+        return list({sent.part.move.number: sent.part.move for sent in jobs}.values())
 
     def abandon(self, move: Move, reason: Reason) -> None:
         """Blocks of this move that were not sent yet will not be, and get this reason."""
@@ -257,6 +301,7 @@ class Lane:
     def _on_answer(self, answer: LaneAnswer, fds: list[int]) -> None:
         sent = self._sent.get(answer.job)
         if sent is None:
+            self._on_late_answer(answer)
             return
         move = sent.part.move
         if isinstance(answer, Copied):
@@ -288,6 +333,25 @@ class Lane:
             move.on_copied(sent.part.order.job, sent.uncopied)
         move.on_slice(answer, self._ways[answer.way], count)
         self.pump()
+
+    def _on_late_answer(self, answer: LaneAnswer) -> None:
+        """Of a job that was left behind: its mover may go on for a moment before it is killed, and its results are as good as ever."""
+        jobs = next((jobs for jobs in self._behind.values() if answer.job in jobs), None)
+        if jobs is None or isinstance(answer, Parked | Unparked):
+            return
+        sent = jobs[answer.job]
+        move, order = sent.part.move, sent.part.order
+        if isinstance(answer, Copied):
+            sent.uncopied -= answer.count
+            move.on_copied(order.job, answer.count)
+            return
+        count = len(answer.results) // RESULT_DTYPE.itemsize
+        sent.left -= count
+        if not sent.left:
+            del jobs[answer.job]
+            if sent.uncopied:
+                move.on_copied(order.job, sent.uncopied)
+        move.on_slice(answer, self._ways[answer.way], count)
 
     def _judge(self, part: _Part, done: SliceDone) -> None:
         # Nearly always some block is good, and then its bytes say so; looking at the results takes µs.

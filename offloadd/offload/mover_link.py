@@ -1,4 +1,7 @@
-"""The front's end of one mover: what is mapped in it, which lanes it serves, and the fences it is asked for; told again to each fresh process."""
+"""The front's end of one mover: what is mapped in it, which lanes it serves, and the fences it is asked for; told again to each fresh process.
+
+One that is wedged is replaced (`supervision`). What its lanes were sent stays theirs until their sockets end (`lanes`).
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -7,13 +10,15 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
+from offloadd import clock
 from offloadd.errors import InvalidRequest, Unavailable
-from offloadd.ipc.channel import FDS_MAX, socket_pair
+from offloadd.ipc.channel import FDS_MAX, AsyncChannel, socket_pair
 from offloadd.model.region import Layout
 from offloadd.mover.messages import (
     AddLane,
     ArenaLocked,
     ChosenMove,
+    CloseMemory,
     ControlAnswer,
     CopiesChosen,
     Descriptors,
@@ -24,12 +29,16 @@ from offloadd.mover.messages import (
     KernelsFailed,
     LaneReady,
     LaneRefused,
+    LastOrders,
     MapArena,
     Mapped,
     MapRegion,
+    MemoryClosed,
     NotMapped,
     Piece,
+    Ping,
     PlaneSpec,
+    Pong,
     Shutdown,
     Unmapped,
     UnmapRegion,
@@ -38,6 +47,7 @@ from offloadd.offload.arena import ArenaMemory
 from offloadd.offload.deadlines import result_by
 from offloadd.offload.lanes import Lane
 from offloadd.offload.processes import WorkerProcess
+from offloadd.offload.supervision import Phase, Step, Supervision
 from offloadd.tiers.scratch import NO_SCRATCH, Scratch
 
 #: Region number of the arena in `Mapped`.
@@ -51,6 +61,12 @@ RETRY_PAUSE_MAX_S = 60.0
 #: From the start of a GPU's mover to its first word, after which its driver is taken to hang. Without its persistence daemon a driver initializes the GPUs of
 #: the node first, which takes seconds, not minutes; a longer limit would only let a hung one wait.
 HELLO_TIMEOUT_S = 60.0
+
+#: How long a wedged mover may take to close its mappings. It waits for the copies that run, of milliseconds; what takes longer does not end.
+CLOSING_S = 1.0
+
+#: From when on a mover that has not answered is told to be silent.
+SILENT_NS = 2_000_000_000
 
 #: Movers in a row whose context was lost while they measured kernels. Whatever else loses a context (an error of the GPU, a peer under MPS) hardly does it
 #: twice in those milliseconds, and engines need a mover that stays.
@@ -104,9 +120,12 @@ class MoverLink:
         copies: str = "",
         numa: bool = True,
         native_copies: bool = True,
+        wedged_s: float = 30.0,
+        lost_max: int = 4,
     ) -> None:
         """`device`: "host", or a GPU as the mover is to find it, and then `copies`: what its copies go by, and `numa`: whether the mover is to run near to its
-        GPU. `refuse(uuid)`: why there may not be a mover of the GPU with this UUID; empty if there may."""
+        GPU. `refuse(uuid)`: why there may not be a mover of the GPU with this UUID; empty if there may. `wedged_s`: how long it may be silent; `lost_max`: how
+        many killed ones may wait in the kernel."""
         self.device = device
         #: Whether the device has been given up: there is no process, and there will be none.
         self.given_up = False
@@ -127,7 +146,15 @@ class MoverLink:
             on_lost=self._on_lost,
             environment=environment,
             arguments=_arguments(device, copies, self._options),
+            # A GPU goes on with copies that it was told to make.
+            code_alone=device == "host",
+            lost_max=lost_max,
         )
+        self.supervision = Supervision(wedged_ns=int(wedged_s * 1e9), closing_ns=int(CLOSING_S * 1e9))
+        #: Whether the present process has said hello.
+        self._has_spoken = False
+        #: To it, for its last orders.
+        self._last: AsyncChannel[MemoryClosed] | None = None
         #: Movers so far, one after the other, whose context was lost while they measured what copies go by.
         self._measured_losses = 0
         self._arena: ArenaMemory | None = None
@@ -258,7 +285,44 @@ class MoverLink:
 
     # -- the process -----------------------------------------------------------------------------------------------------------------
 
+    def look(self, now_ns: int, stalled_ns: int) -> None:
+        """See how the process does, and replace it if it is wedged. `stalled_ns`: how long its lane to the arena has stood still."""
+        if not self.process.alive or not self._has_spoken:
+            # It is only asked once it has said hello: until then its interpreter starts, and its driver.
+            return
+        if self.supervision.silent_ns or self.supervision.phase is Phase.KILLED:
+            self.process.look()
+        match self.supervision.look(now_ns, stalled_ns=stalled_ns):
+            case Step.PING:
+                self.process.send(Ping())
+            case Step.CLOSE:
+                log.error("mover is wedged; replacing it", device=self.device, pid=self.process.pid, why=self.supervision.reason)
+                if self._last is not None:
+                    self._last.send(CloseMemory())
+            case Step.SUPERSEDE:
+                self.process.supersede()
+            case Step.KILL:
+                log.error("mover does not close its mappings of engine memory; killing it", device=self.device, pid=self.process.pid, waited_s=CLOSING_S)
+                self.process.kill()
+
+    @property
+    def state(self) -> str:
+        """Of a process that runs: "up", "silent" (it has not answered for some time), or "closing" (it is being replaced)."""
+        if self.supervision.phase in (Phase.WELL, Phase.ASKED):
+            return "silent" if self.supervision.silent_ns >= SILENT_NS else "up"
+        return "closing"
+
+    def _on_last(self, message: MemoryClosed, fds: list[int]) -> None:
+        log.info("mover has closed its mappings of engine memory", device=self.device, pid=self.process.pid)
+        self.supervision.closed()
+
     def _tell(self) -> None:
+        self._has_spoken = False
+        self.supervision.started(clock.monotonic_ns())
+        ours, theirs = socket_pair()
+        self._last = AsyncChannel(ours, MemoryClosed, on_message=self._on_last, on_close=lambda: None, takes_fds=False)
+        self.process.send(LastOrders(), (theirs.fileno(),))
+        self.process.after_sent(theirs.close)
         if self.device != "host":
             self._silence = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._unheard)
         if (arena := self._arena) is not None:
@@ -287,6 +351,8 @@ class MoverLink:
                 self._lane_settled(message.lane, message.why)
             case Fenced():
                 _resolve(self._fencing.pop(message.move, None))
+            case Pong():
+                self.supervision.answered()
             case ArenaLocked():
                 told = {"device": self.device, "locked_bytes": message.locked_bytes, "arena_bytes": message.arena_bytes}
                 if message.why:
@@ -329,6 +395,8 @@ class MoverLink:
 
     def _greeted(self, hello: Hello) -> None:
         self._end_timers()
+        self._has_spoken = True
+        self.supervision.started(clock.monotonic_ns())
         if hello.note:
             self._unusable(hello, lambda: self.process.renew(Shutdown()))
             return
@@ -371,6 +439,9 @@ class MoverLink:
 
     def _on_lost(self) -> None:
         self._end_timers()
+        if self._last is not None:
+            self._last.close()
+            self._last = None
         # A dead process maps and copies nothing: fences and unmaps hold; a region that was being mapped is not.
         self._settled.clear()
         for future in (*list(self._unmapping.values()), *self._fencing.values()):

@@ -29,6 +29,8 @@ from offloadd.offload.lanes import Lane
 from offloadd.offload.lookup import Lookups
 from offloadd.offload.measure import Measurer
 from offloadd.offload.mover_link import LaneSpec, MoverLink
+from offloadd.offload.mover_watch import MoverWatch
+from offloadd.offload.moves import Move
 from offloadd.offload.namespaces import NamespaceEntry, Namespaces
 from offloadd.offload.regions import Memories, Region, Regions, namespace_fields
 from offloadd.offload.restore import Restorer
@@ -52,9 +54,7 @@ ARENA_LANE = 0
 EXPIRY_PERIOD_S = 0.5
 #: Rows of a dropped namespace that go in one turn of the event loop.
 DROP_BATCH = 4096
-#: A volume that does not answer within this time at start is served later, when it does: start-up does not wait for it.
-VOLUME_OPEN_WAIT_S = 2.0
-#: As long for a CUDA context: 0.2 to 2 s each where drivers are well.
+#: How long a start waits for CUDA contexts: 0.2 to 2 s each where drivers are well.
 GPU_OPEN_WAIT_S = 10.0
 DRAIN_TIMEOUT_S = 60.0
 #: How long requests may go on after a drain has begun.
@@ -94,6 +94,9 @@ class OffloadSettings:
     #: Whether movers run near to their GPUs, and the nodes (number, bytes of memory) over which the arena is spread.
     numa: bool = True
     native_copies: bool = True
+    #: How long a mover may be silent, or stand still, before it is replaced; and how many that were killed may wait in the kernel.
+    wedged_s: float = 30.0
+    lost_max: int = 4
     numa_nodes: tuple[tuple[int, int], ...] = ()
     mover_module: str = "offloadd.mover.main"
     verify: bool = True
@@ -115,6 +118,7 @@ class Offload:
     measurer: Measurer = field(init=False)
     ways: Ways = field(init=False)
     watch: VolumeWatch = field(init=False)
+    mover_watch: MoverWatch = field(init=False)
     announcer: Announcer = field(default_factory=Announcer)
     arena: ArenaMemory | None = None
     ready_s: float = 0.0
@@ -123,6 +127,7 @@ class Offload:
     _arbiters: dict[int, Arbiter] = field(default_factory=dict)
     _expiry: "asyncio.Task[None] | None" = None
     _watching: "asyncio.Task[None] | None" = None
+    _watching_movers: "asyncio.Task[None] | None" = None
     _drained: "asyncio.Task[int] | None" = None
     #: Drops of namespaces that are under way, by their numbers.
     _drops: "dict[int, asyncio.Task[int]]" = field(default_factory=dict)
@@ -163,6 +168,7 @@ class Offload:
         self.restorer = Restorer(self.core)
         self.lookups = Lookups(self.core)
         self.watch = VolumeWatch(self.core, self._volume_admitted)
+        self.mover_watch = MoverWatch(self.core.devices)
 
     def _mover(self, device: str) -> MoverLink:
         return MoverLink(
@@ -174,6 +180,8 @@ class Offload:
             refuse=lambda uuid: self.core.devices[device].refuse_twin(self.core.devices.values(), uuid),
             numa=self.settings.numa,
             native_copies=self.settings.native_copies,
+            wedged_s=self.settings.wedged_s,
+            lost_max=self.settings.lost_max,
         )
 
     # -- life ------------------------------------------------------------------------------------------------------------------------
@@ -200,24 +208,15 @@ class Offload:
             )
             self.core.volumes.append(link)
             link.start()
-        if self.core.volumes:
-            waiters = [asyncio.ensure_future(volume.settled.wait()) for volume in self.core.volumes]
-            _, late = await asyncio.wait(waiters, timeout=VOLUME_OPEN_WAIT_S)
-            for waiter in late:
-                waiter.cancel()
-            for volume in self.core.volumes:
-                if not volume.settled.is_set():
-                    log.warning(
-                        "volume does not answer; serving without it until it does",
-                        volume=volume.options.path,
-                        waited_s=VOLUME_OPEN_WAIT_S,
-                        nvme=volume.nvme_paths,
-                    )
+        for volume, opened in zip(self.core.volumes, await asyncio.gather(*(volume.opened_in_time() for volume in self.core.volumes)), strict=True):
+            if not opened:
+                log.warning("volume does not answer; serving without it until it does", volume=volume.options.path, nvme=volume.nvme_paths)
         await self.core.host.mover.lanes_ready()
         await self._wait_for_gpus()
         self.ready_s = clock.monotonic_s()
         self._expiry = asyncio.get_running_loop().create_task(self._expire_holds())
         self._watching = asyncio.get_running_loop().create_task(self.watch.run())
+        self._watching_movers = asyncio.get_running_loop().create_task(self.mover_watch.run())
 
     async def _wait_for_gpus(self) -> None:
         """A driver that does not answer costs its GPU, not the start."""
@@ -275,7 +274,14 @@ class Offload:
             volume=volume,
             traffic=self.core.traffic,
             on_io=on_io,
+            on_left=self._left_behind,
         )
+
+    def _left_behind(self, volume: int, moves: list[Move]) -> None:
+        if volume < 0:
+            self.core.answer_stuck(moves, Reason.WORKER_LOST)
+        else:
+            self.watch.left_behind(volume, moves)
 
     def _arbiter(self, volume: int) -> Arbiter:
         """One for all lanes of a volume; each lane of the arena has its own."""
@@ -428,7 +434,7 @@ class Offload:
     async def stop(self) -> None:
         """Drain, then end the mover."""
         await self.drain()
-        for task in (self._expiry, self._watching):
+        for task in (self._expiry, self._watching, self._watching_movers):
             if task is not None:
                 task.cancel()
         self.watch.stop()

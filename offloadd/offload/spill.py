@@ -13,6 +13,7 @@ from offloadd.model.enums import Reason, Tier
 from offloadd.model.slots import FLAG_KEEP
 from offloadd.mover.messages import Operation
 from offloadd.offload.core import SLAB_FAILURES_MAX, Core, groups, new_blocks
+from offloadd.offload.deadlines import first_of
 from offloadd.offload.moves import PENDING, Move
 from offloadd.offload.volume_link import VolumeLink
 from offloadd.scheduler.job_class import JobClass
@@ -98,7 +99,7 @@ class Spiller:
                         failed[volume.ordinal] = Reason.WRITE_BUDGET
                     elif reservation.shortage != Shortage.OPENING:
                         failed[volume.ordinal] = Reason.TOO_LARGE if reservation.shortage == Shortage.TOO_LARGE else Reason.TIER_FULL
-                    elif not await _first_of([changed], SPILL_WAIT_S):
+                    elif not await first_of([changed], SPILL_WAIT_S):
                         failed[volume.ordinal] = Reason.DEADLINE
                     continue
                 here = here[: len(reservation)]
@@ -143,7 +144,7 @@ class Spiller:
                 self._turn += 1
                 return ready[self._turn % len(ready)], Reason.NONE
             # Without a limit: what is under way arrives, or its volume is turned off.
-            await _first_of([arrived, *(volume.slabs_changed for volume in volumes)], None)
+            await first_of([arrived, *(volume.slabs_changed for volume in volumes)], None)
 
     def _known_namespaces(self, rows: Rows, volume: int) -> npt.NDArray[np.bool_]:
         numbers, inverse = np.unique(self._core.catalog.namespaces_of(rows), return_inverse=True)
@@ -184,7 +185,7 @@ class Spiller:
         core.at_end(move, over)
         self._send(volume, move, Operation.SPILL, blocks, slot_bytes_for(payload_bytes))
         while not move.done and link.health.writes.admits:
-            await _first_of([move.finished, link.slabs_changed], None)
+            await first_of([move.finished, link.slabs_changed], None)
         return move.reasons.copy()
 
     def _written(self, move: Move, link: VolumeLink, reservation: Reservation, keys: Keys, numbers: npt.NDArray[np.uint16], payload_bytes: int) -> None:
@@ -272,14 +273,3 @@ class Spiller:
             )
         core.catalog.unpin(rows)
         core.counters["prefetched_blocks"] += int(good.sum())
-
-
-async def _first_of(events: list[asyncio.Event], timeout_s: float | None) -> bool:
-    """Wait until one event is set; False if none was in time."""
-    waiters = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        done, _ = await asyncio.wait(waiters, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        return bool(done)
-    finally:
-        for waiter in waiters:
-            waiter.cancel()

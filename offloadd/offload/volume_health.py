@@ -23,6 +23,8 @@ class HealthOptions:
     probe_interval_s: float = 1.0
     #: How long a probe may take.
     probe_wait_s: float = 2.0
+    #: Of slots whose I/O was left behind by movers that are lost: with more of them the volume is not tried again.
+    quarantined_bytes_max: int = 256 << 20
 
 
 #: Most of the pauses before a volume is tried again. With a probe's interval and time it bounds how long one that is well again is not used.
@@ -39,7 +41,7 @@ class VolumeHealth:
         self.reads, self.writes = (Breaker(failures_max=options.failures_max, pause_ns=pause_ns, pause_ns_max=pause_ns_max) for _ in range(2))
         #: A probe is to tell whether the volume is well.
         self.suspected = False
-        #: Something that was sent is late: a probe that went well does not count.
+        #: Something that was sent is late, or too much is in quarantine: a probe that went well does not count.
         self.stalled = False
         self._on_turn = on_turn
         self._told = self._states()
@@ -62,6 +64,10 @@ class VolumeHealth:
     def stand_still(self, stalled_s: float) -> None:
         """Nothing that is in flight moves."""
         self._trip(f"I/O has been in flight for {stalled_s:.1f} s and none ended")
+
+    def overfull(self, slot_bytes: int) -> None:
+        """So much is in quarantine that nothing more is sent to the volume until some of it is over."""
+        self._trip(f"slots of {slot_bytes} bytes wait for I/O of movers that are lost; quarantined_bytes_max is {self.options.quarantined_bytes_max}")
 
     def probed(self, failure: str) -> None:
         """A probe went well (`failure` empty), or why not."""

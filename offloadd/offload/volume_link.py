@@ -30,6 +30,7 @@ from offloadd.keeper.messages import (
     DropNamespace,
     Failed,
     Inventory,
+    KeeperUp,
     NamespaceAdded,
     OpenSlab,
     OpenVolume,
@@ -39,11 +40,13 @@ from offloadd.keeper.messages import (
     SlabInfo,
     SlabReady,
     SummaryPart,
+    VolumeAnswers,
     VolumeOpened,
 )
 from offloadd.machine.place import nvme_paths
 from offloadd.machine.system import System
 from offloadd.model.slots import FLAG_KEEP
+from offloadd.offload.deadlines import first_of
 from offloadd.offload.keeper_requests import CUT_WAIT_S, KeeperRequests
 from offloadd.offload.namespaces import NamespaceEntry, Namespaces
 from offloadd.offload.processes import WorkerProcess
@@ -62,6 +65,13 @@ SLAB_RETRY_S = 0.1
 #: within seconds, and a try costs one message and a system call.
 OPEN_RETRY_S = 0.25
 OPEN_RETRY_S_MAX = 5.0
+#: How long a start waits for a keeper to take requests: its interpreter starts, as this one did.
+KEEPER_START_WAIT_S = 10.0
+#: And then for the volume to be locked, and its first sectors to be read. What takes longer hangs, or another process has it still: the daemon is ready without
+#: it, and serves it once it answers. Two seconds are all that a start may take.
+ANSWER_WAIT_S = 0.5
+#: And then for its tables, of all slabs.
+OPEN_WAIT_S = 2.0
 #: Kinds of failures at opening that stay until a person mends the file or the configuration.
 _LASTING = frozenset({"VolumeForeign", "VolumeDamaged", "InvalidRequest"})
 
@@ -115,6 +125,9 @@ class VolumeLink:
         #: Set and replaced whenever a slab became ready, or could not: waiting evicts look again.
         self.slabs_changed = asyncio.Event()
         self.settled = asyncio.Event()
+        #: Set once a keeper takes requests, and once the volume has answered it.
+        self.kept = asyncio.Event()
+        self.answers = asyncio.Event()
         self.process: WorkerProcess[Answer] = WorkerProcess(
             name=f"keeper {options.path}",
             module="offloadd.keeper.main",
@@ -142,6 +155,13 @@ class VolumeLink:
         """Spawn the keeper, which opens the volume."""
         self._started_s = clock.monotonic_s()
         self.process.start()
+
+    async def opened_in_time(self) -> bool:
+        """At a start: wait until it serves or can't, but no longer for one that does not answer. Whether it is settled."""
+        for wait_s, events in ((KEEPER_START_WAIT_S, [self.kept]), (ANSWER_WAIT_S, [self.answers, self.settled]), (OPEN_WAIT_S, [self.settled])):
+            if not await first_of(events, wait_s):
+                break
+        return self.settled.is_set()
 
     async def probe(self) -> None:
         """Read a sector; returns when it was read, however long that takes. Raises `VolumeError` if it can't be, `Unavailable` if nobody could be asked."""
@@ -288,6 +308,10 @@ class VolumeLink:
 
     def _on_answer(self, answer: Answer, fds: list[int]) -> None:
         match answer:
+            case KeeperUp():
+                self.kept.set()
+            case VolumeAnswers():
+                self.answers.set()
             case VolumeOpened():
                 self._on_volume_opened(answer, fds)
             case Inventory():

@@ -15,6 +15,7 @@ from offloadd.errors import OffloaddError, VolumeError
 from offloadd.model.enums import Reason
 from offloadd.offload.core import Core
 from offloadd.offload.lanes import Lane
+from offloadd.offload.moves import Move
 from offloadd.offload.volume_link import VolumeLink
 from offloadd.scheduler.breaker import BreakerState
 
@@ -61,11 +62,16 @@ class VolumeWatch:
         late_ns = int(health.options.late_s * 1e9)
         stalled = [lane for lane in self._core.volume_lanes(volume.ordinal) if lane.stalled_ns(now_ns) >= late_ns]
         mine = self._core.host.volume_lane(volume.ordinal)
-        health.stalled = mine in stalled
+        held_bytes = self._core.left_behind(volume).slot_bytes
+        overfull = held_bytes > health.options.quarantined_bytes_max
+        # With too much in quarantine a good probe does not count either: each try may add to it.
+        health.stalled = mine in stalled or overfull
+        if overfull and health.reads.admits:
+            health.overfull(held_bytes)
         if any(lane is not mine for lane in stalled):
             # A GPU's: its copies may be what hangs.
             health.suspect()
-        if mine is not None and health.stalled and health.reads.admits and volume.ordinal not in self._asking:
+        if mine is not None and mine in stalled and health.reads.admits and volume.ordinal not in self._asking:
             self._asking.add(volume.ordinal)
             self._spawn(self._ask_mover(volume, mine))
         # A lane that was away when the volume turned.
@@ -115,6 +121,16 @@ class VolumeWatch:
 
     # -- turning ---------------------------------------------------------------------------------------------------------------------
 
+    def left_behind(self, ordinal: int, moves: list[Move]) -> None:
+        """A mover was lost, and what it was sent for this volume is not over: its threads wait in the kernel, so the volume may hang."""
+        volume = self._core.volume(ordinal)
+        held = self._core.left_behind(volume)
+        log.warning(
+            "slots of a mover that is lost are not used until its I/O is over", volume=volume.options.path, slots=held.slots, slot_bytes=held.slot_bytes
+        )
+        volume.health.suspect()
+        self._core.answer_stuck(moves, Reason.WORKER_LOST)
+
     def turned(self, volume: VolumeLink) -> None:
         """A breaker of the volume has changed its state."""
         health = volume.health
@@ -136,7 +152,7 @@ class VolumeWatch:
         newly_admitted = writes.admits and any(lane.refuses(writes=True) for lane in lanes)
         self._apply(volume)
         if not reads.admits:
-            self._answer_waiting(lanes)
+            self._core.answer_stuck([move for lane in lanes for move in lane.moves], Reason.VOLUME_DOWN)
         if newly_admitted:
             self._on_admitted(volume)
         volume.wake()
@@ -146,15 +162,6 @@ class VolumeWatch:
         for lane in self._core.volume_lanes(volume.ordinal):
             if any(lane.refuses(writes=writes) != refused[writes] for writes in refused):
                 lane.refuse(reads=refused[False], writes=refused[True])
-
-    def _answer_waiting(self, lanes: list[Lane]) -> None:
-        """Requests that wait for what was sent to a volume that hangs get their answers now, not at their deadlines."""
-        stuck = {move.number: move for lane in lanes for move in lane.moves}
-        for move in stuck.values():
-            move.on_stuck()
-        for active in list(self._core.active.values()):
-            if active.move is not None and active.move.number in stuck:
-                active.stop(Reason.VOLUME_DOWN)
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -8,9 +8,11 @@ from typing import Any
 import grpc
 
 from offloadd import __version__, clock
-from offloadd.mover.messages import Hello
+from offloadd.machine.tasks import Left
 from offloadd.offload.deadlines import result_by
 from offloadd.offload.devices import Device
+from offloadd.offload.lanes import Quarantine
+from offloadd.offload.mover_link import MoverLink
 from offloadd.offload.processes import WorkerProcess
 from offloadd.offload.service import Offload
 from offloadd.offload.volume_link import VolumeLink
@@ -48,11 +50,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
         """See the protocol."""
         offload, core = self._offload, self._offload.core
-        workers: list[WorkerProcess[Any]] = [
-            *(device.mover.process for device in core.devices.values() if not device.mover.given_up),
-            *(volume.process for volume in core.volumes),
-        ]
-        hellos = {device.mover.process.name: device.mover.hello for device in core.devices.values() if device.mover.hello is not None}
+        movers = [device.mover for device in core.devices.values() if not device.mover.given_up]
         return pb.StatusResponse(
             version=__version__,
             pid=os.getpid(),
@@ -61,7 +59,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             sessions=[self._session_status(session) for session in offload.sessions.sessions],
             arena=self._arena_status(),
             volumes=self._volume_statuses(),
-            workers=[_worker_status(worker, hellos.get(worker.name)) for worker in workers],
+            workers=[*(_mover_status(mover) for mover in movers), *(_worker_status(volume.process) for volume in core.volumes)],
             block_count=core.catalog.block_count,
             block_count_max=core.catalog.index.capacity,
             held_count=core.catalog.holds.held_count,
@@ -72,7 +70,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     def _volume_statuses(self) -> list[pb.VolumeStatus]:
         core, now_ns = self._offload.core, clock.monotonic_ns()
-        return [volume_status(volume, core.late_count(volume, now_ns)) for volume in core.volumes]
+        return [volume_status(volume, core.quarantine(volume, now_ns)) for volume in core.volumes]
 
     def _session_status(self, session: Any) -> pb.SessionStatus:
         core = self._offload.core
@@ -141,10 +139,17 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             self._offload.events.unwatch(watcher)
 
 
-def _worker_status(worker: WorkerProcess[Any], hello: Hello | None) -> pb.WorkerStatus:
-    status = pb.WorkerStatus(name=worker.name, pid=worker.pid, restart_count=worker.restart_count)
-    if hello is not None:
-        status.placement, status.copies_by = hello.placement, hello.copies_by
+def _worker_status(worker: WorkerProcess[Any]) -> pb.WorkerStatus:
+    state = "away" if not worker.alive else "killed" if worker.what_is_left is Left.IN_KERNEL else "up"
+    return pb.WorkerStatus(name=worker.name, pid=worker.pid, restart_count=worker.restart_count, state=state, lost_pids=worker.lost)
+
+
+def _mover_status(mover: MoverLink) -> pb.WorkerStatus:
+    status = _worker_status(mover.process)
+    if status.state == "up":
+        status.state = mover.state
+    if mover.hello is not None:
+        status.placement, status.copies_by = mover.hello.placement, mover.hello.copies_by
     return status
 
 
@@ -166,8 +171,8 @@ def gpu_status(device: Device) -> pb.GpuStatus:
     )
 
 
-def volume_status(volume: VolumeLink, late_count: int) -> pb.VolumeStatus:
-    """The state of one volume. `late_count`: jobs that were sent to it and are late."""
+def volume_status(volume: VolumeLink, quarantine: Quarantine) -> pb.VolumeStatus:
+    """The state of one volume. `quarantine`: what jobs hold that were sent to it and are late."""
     opened = volume.opened
     state = f"{volume.state}: {volume.failure}" if volume.state in ("failed", "retrying") else volume.state
     if volume.state == "retrying":
@@ -191,5 +196,7 @@ def volume_status(volume: VolumeLink, late_count: int) -> pb.VolumeStatus:
         recovery=convert.duration(volume.recovery_s),
         reads_breaker=str(volume.health.reads),
         writes_breaker=str(volume.health.writes),
-        late_count=late_count,
+        late_count=quarantine.jobs,
+        quarantined_slot_count=quarantine.slots,
+        quarantined_bytes=quarantine.slot_bytes,
     )

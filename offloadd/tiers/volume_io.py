@@ -111,16 +111,27 @@ def _open_locked(path: str) -> tuple[int, bool, str] | None:
     _require_kind(path, mode)
     # Without O_CREAT, O_EXCL on a block device means: not while it is mounted or opened so by another, also through another device node.
     flags = os.O_RDWR | (os.O_EXCL if stat.S_ISBLK(mode) else 0)
-    try:
-        fd, direct_io, note = _open_checked(path, flags)
-    except OSError as error:
-        if error.errno == errno.EBUSY:
-            return None
-        raise
-    if _try_lock(fd):
-        return fd, direct_io, note
-    os.close(fd)
-    return None
+    note = ""
+    for direct in (os.O_DIRECT, 0):
+        fd = -1
+        try:
+            fd = os.open(path, flags | direct | os.O_CLOEXEC)
+            if not _try_lock(fd):
+                os.close(fd)
+                return None
+            if direct:
+                # Behind the lock: where an owner that was killed still waits for a volume that hangs, a read would hang as well.
+                os.preadv(fd, [allocate(SECTOR_BYTES)], 0)
+            return fd, bool(direct), note
+        except OSError as error:
+            if fd >= 0:
+                os.close(fd)
+            if error.errno == errno.EBUSY:
+                return None
+            if not direct or error.errno not in _NO_DIRECT_IO:
+                raise
+            note = _no_direct_io(path, error)
+    raise AssertionError("a loop that ends by returning")
 
 
 def _try_lock(fd: int) -> bool:
@@ -144,8 +155,11 @@ def _open_checked(path: str, flags: int) -> tuple[int, bool, str]:
     except OSError as error:
         if error.errno not in _NO_DIRECT_IO:
             raise
-        note = f"O_DIRECT does not work on {path} ({os.strerror(error.errno)}): I/O passes through the page cache"
-        return os.open(path, flags | os.O_CLOEXEC), False, note
+        return os.open(path, flags | os.O_CLOEXEC), False, _no_direct_io(path, error)
+
+
+def _no_direct_io(path: str, error: OSError) -> str:
+    return f"O_DIRECT does not work on {path} ({os.strerror(error.errno or 0)}): I/O passes through the page cache"
 
 
 def _require_kind(path: str, mode: int) -> None:

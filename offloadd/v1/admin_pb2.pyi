@@ -67,18 +67,22 @@ class ArenaStatus(_message.Message):
     def __init__(self, arena_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., pages: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[ArenaNodeStatus, _Mapping]]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("name", "pid", "restart_count", "placement", "copies_by")
+    __slots__ = ("name", "pid", "restart_count", "placement", "copies_by", "state", "lost_pids")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     RESTART_COUNT_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     COPIES_BY_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LOST_PIDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     pid: int
     restart_count: int
     placement: str
     copies_by: str
-    def __init__(self, name: _Optional[str] = ..., pid: _Optional[int] = ..., restart_count: _Optional[int] = ..., placement: _Optional[str] = ..., copies_by: _Optional[str] = ...) -> None: ...
+    state: str
+    lost_pids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., pid: _Optional[int] = ..., restart_count: _Optional[int] = ..., placement: _Optional[str] = ..., copies_by: _Optional[str] = ..., state: _Optional[str] = ..., lost_pids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GpuStatus(_message.Message):
     __slots__ = ("device", "uuid", "name", "pci_bus_id", "compute_mode", "uses_mps", "context_bytes", "note")
@@ -173,7 +177,7 @@ class VolumesResponse(_message.Message):
     def __init__(self, volumes: _Optional[_Iterable[_Union[VolumeStatus, _Mapping]]] = ...) -> None: ...
 
 class VolumeStatus(_message.Message):
-    __slots__ = ("path", "uuid", "state", "volume_bytes", "used_bytes", "block_count", "slab_count", "cut_count", "open_count", "file_system", "direct_io", "scan_header_bytes", "recovery", "reads_breaker", "writes_breaker", "late_count")
+    __slots__ = ("path", "uuid", "state", "volume_bytes", "used_bytes", "block_count", "slab_count", "cut_count", "open_count", "file_system", "direct_io", "scan_header_bytes", "recovery", "reads_breaker", "writes_breaker", "late_count", "quarantined_slot_count", "quarantined_bytes")
     PATH_FIELD_NUMBER: _ClassVar[int]
     UUID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +194,8 @@ class VolumeStatus(_message.Message):
     READS_BREAKER_FIELD_NUMBER: _ClassVar[int]
     WRITES_BREAKER_FIELD_NUMBER: _ClassVar[int]
     LATE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_BYTES_FIELD_NUMBER: _ClassVar[int]
     path: str
     uuid: str
     state: str
@@ -206,7 +212,9 @@ class VolumeStatus(_message.Message):
     reads_breaker: str
     writes_breaker: str
     late_count: int
-    def __init__(self, path: _Optional[str] = ..., uuid: _Optional[str] = ..., state: _Optional[str] = ..., volume_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., slab_count: _Optional[int] = ..., cut_count: _Optional[int] = ..., open_count: _Optional[int] = ..., file_system: _Optional[str] = ..., direct_io: _Optional[str] = ..., scan_header_bytes: _Optional[int] = ..., recovery: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reads_breaker: _Optional[str] = ..., writes_breaker: _Optional[str] = ..., late_count: _Optional[int] = ...) -> None: ...
+    quarantined_slot_count: int
+    quarantined_bytes: int
+    def __init__(self, path: _Optional[str] = ..., uuid: _Optional[str] = ..., state: _Optional[str] = ..., volume_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., slab_count: _Optional[int] = ..., cut_count: _Optional[int] = ..., open_count: _Optional[int] = ..., file_system: _Optional[str] = ..., direct_io: _Optional[str] = ..., scan_header_bytes: _Optional[int] = ..., recovery: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reads_breaker: _Optional[str] = ..., writes_breaker: _Optional[str] = ..., late_count: _Optional[int] = ..., quarantined_slot_count: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ...) -> None: ...
 
 class WatchEventsRequest(_message.Message):
     __slots__ = ()

@@ -240,11 +240,18 @@ def test_a_volume_that_hangs_is_shown_with_what_it_does_not_get_and_why() -> Non
     status = busy_status()
     volume = status.volumes[0]
     volume.reads_breaker = volume.writes_breaker = "open: a probe was not answered in 2 s"
-    volume.late_count = 12
+    volume.late_count, volume.quarantined_slot_count, volume.quarantined_bytes = 12, 96, 63 << 20
+    status.workers[0].state = "silent"
+    status.workers[0].lost_pids.extend([4700, 4701])
     text = shown(status)
     joined = "".join(text.split())
     assert max(map(len, text.splitlines())) <= 80
-    for fact in ("0of2serving", "volume0:readsopen:aprobewasnotansweredin2s", "volume0:writesopen:", "volume0:12jobsthatweresenttoitarelate"):
+    for fact in (
+        "0of2serving",
+        "volume0:readsopen:aprobewasnotansweredin2s",
+        "volume0:writesopen:",
+        "volume0:12jobsthatweresenttoitarelate;96slots,63MiB,areinquarantine",
+    ):
         assert fact in joined, fact
 
 

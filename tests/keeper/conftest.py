@@ -17,6 +17,7 @@ from offloadd.keeper.messages import (
     CloseSlab,
     CutSlab,
     Inventory,
+    KeeperUp,
     NamespaceAdded,
     NamespaceInfo,
     OpenVolume,
@@ -25,6 +26,7 @@ from offloadd.keeper.messages import (
     SlabInfo,
     SlabReady,
     SummaryPart,
+    VolumeAnswers,
     VolumeOpened,
 )
 from offloadd.tiers.format import FORMAT_VERSION, SLOT_DTYPE, SLOT_MAGIC, SUMMARY_DTYPE, Geometry, new_record, seal
@@ -60,9 +62,12 @@ class KeeperProcess:
         return self.ticket
 
     def receive(self) -> tuple[Any, list[int]]:
-        received = self.channel.receive()
-        assert received is not None, "the keeper is gone"
-        return received
+        """The next message that is no sign of life."""
+        while True:
+            received = self.channel.receive()
+            assert received is not None, "the keeper is gone"
+            if not isinstance(received[0], KeeperUp | VolumeAnswers):
+                return received
 
     def answer(self, ticket: int) -> Any:
         """The answer to `ticket`."""

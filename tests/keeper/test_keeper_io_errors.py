@@ -19,12 +19,14 @@ from offloadd.keeper.messages import (
     DropNamespace,
     Failed,
     Inventory,
+    KeeperUp,
     OpenSlab,
     OpenVolume,
     Request,
     ScanFinished,
     SlabReady,
     SummaryPart,
+    VolumeAnswers,
 )
 from offloadd.keeper.service import Keeper
 from offloadd.tiers.format import SLAB_DTYPE, SUMMARY_DTYPE
@@ -97,7 +99,7 @@ def test_a_slab_whose_close_failed_after_reaching_the_device_is_marked_dirty_by_
                 os.close(fd)
             if getattr(answer, "ticket", None) == message.ticket:
                 return answer
-            assert isinstance(answer, Inventory | ScanFinished)
+            assert isinstance(answer, KeeperUp | VolumeAnswers | Inventory | ScanFinished)
 
     try:
         opened = ask(OpenVolume(ticket=1, path=str(volume_path), io_threads=2, prewrite=False))

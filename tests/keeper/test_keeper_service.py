@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from offloadd.errors import VolumeDamaged, VolumeForeign
+from offloadd.errors import VolumeBusy, VolumeDamaged, VolumeForeign
 from offloadd.ipc.channel import Channel, socket_pair
 from offloadd.keeper.messages import (
     AddNamespace,
@@ -20,17 +20,20 @@ from offloadd.keeper.messages import (
     Done,
     DropNamespace,
     Failed,
+    KeeperUp,
     NamespaceAdded,
     OpenSlab,
     OpenVolume,
     Ping,
     Probe,
     SlabReady,
+    VolumeAnswers,
+    VolumeOpened,
 )
 from offloadd.keeper.volume import open_kept_volume
-from offloadd.tiers import superblock
+from offloadd.tiers import superblock, volume_io
 from offloadd.tiers.format import SUPERBLOCK_OFFSETS, parse_superblocks
-from offloadd.tiers.volume_io import allocate
+from offloadd.tiers.volume_io import allocate, open_volume
 from offloadd.tiers.volume_summary import read_volume
 from offloadd.units import MIB, SECTOR_BYTES
 
@@ -301,3 +304,24 @@ def test_a_probe_reads_the_volume_and_needs_an_open_one(new_keeper, volume_path)
     os.truncate(volume_path, 0)
     gone = keeper.request(Probe(ticket=keeper.next_ticket()))
     assert isinstance(gone, Failed) and gone.kind == "OSError"
+
+
+def test_a_keeper_says_that_it_takes_requests_and_that_the_volume_has_answered_before_it_reads_the_tables(new_keeper, volume_path):
+    keeper = new_keeper()
+    assert keeper.channel.receive() == (KeeperUp(), [])
+    keeper.channel.send(OpenVolume(ticket=1, path=str(volume_path), io_threads=4, prewrite=False))
+    assert keeper.channel.receive() == (VolumeAnswers(), [])
+    opened, fds = keeper.channel.receive()
+    assert isinstance(opened, VolumeOpened)
+    keeper.fds += fds
+
+
+def test_a_keeper_does_not_read_a_volume_whose_lock_is_held_by_another(volume_path, monkeypatch):
+    """The owner may be one that was killed and waits for the volume in the kernel: whoever reads would wait as well."""
+    owner = open_volume(str(volume_path), busy_wait_s=0)
+    monkeypatch.setattr(volume_io.os, "preadv", lambda *_: pytest.fail("it read"))
+    with pytest.raises(VolumeBusy):
+        open_volume(str(volume_path), busy_wait_s=0)
+    monkeypatch.undo()
+    owner.close()
+    open_volume(str(volume_path), busy_wait_s=0).close()

@@ -356,7 +356,9 @@ def _engine_memory():
     return memory, events
 
 
-@pytest.mark.parametrize("close_door", [lambda memory: memory.remove(1), lambda memory: memory.fence(9)], ids=["unmap", "fence"])
+@pytest.mark.parametrize(
+    "close_door", [lambda memory: memory.remove(1), lambda memory: memory.fence(9), lambda memory: memory.close()], ids=["unmap", "fence", "close"]
+)
 def test_closing_the_door_waits_for_the_copy_that_runs(close_door):
     memory, events = _engine_memory()
     with memory.borrow(9, [1]) as regions:

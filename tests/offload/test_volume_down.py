@@ -123,6 +123,7 @@ class TwoVolumes(Front):
             device=device.name,
             volume=volume.ordinal,
             on_io=volume.health.on_io,
+            on_left=self.watch.left_behind,
         )
         lane.connect(ours)
         device.volume_lanes[volume.ordinal, path] = lane
@@ -399,6 +400,81 @@ async def test_jobs_that_wait_for_their_engine_are_not_late(front: TwoVolumes) -
     assert front.lanes[0].stalled_ns(clock.monotonic_ns()) >= 99e9
     front.done_on(0, job)
     await restore
+
+
+def lose_the_mover(front: TwoVolumes, volume: int) -> Channel[Job]:
+    """What is left of it waits in the kernel; its end of the lane."""
+    ours, theirs = socket_pair()
+    theirs.setblocking(False)
+    old, front.ends[volume] = front.ends[volume], Channel(theirs, Job)
+    front.lanes[volume].connect(ours)
+    return old
+
+
+async def test_requests_of_a_mover_that_is_lost_are_answered_and_its_volume_is_suspected(front: TwoVolumes) -> None:
+    await front.store_on(0, "a")
+    restore = front.restore(8, "a", deadline_s=10_000)
+    await front.job_on(0)
+    old = lose_the_mover(front, 0)
+    answer = await restore
+    assert (answer.status.tolist(), answer.reason.tolist()) == ([RestoreStatus.FAILED], [Reason.WORKER_LOST])
+    assert front.volumes[0].health.suspected and front.pins("a") == [1]
+    front.watch.look(front.volumes[0])  # type: ignore[arg-type]
+    await settle()
+    assert len(front.volumes[0].probes) == 1
+    old.close()
+    await front.core.idle()
+    assert front.pins("a") == [0]
+
+
+async def test_an_arena_slot_that_a_lost_mover_may_still_write_to_a_volume_stays_pinned_while_it_is_spilled_elsewhere(front: TwoVolumes) -> None:
+    front.volumes[1].serving = False  # type: ignore[misc]
+    evict = front.evict_to(0, "ab")
+    front.done(await front.job())
+    await evict
+    await front.job_on(0)
+    old = lose_the_mover(front, 0)
+    front.volumes[1].serving = True  # type: ignore[misc]
+    probing = front.volumes[0]
+    probing.health.options = replace(OPTIONS, probe_wait_s=0.01)
+    front.watch.look(probing)  # type: ignore[arg-type]
+    async with asyncio.timeout(60):
+        await probing.turned.wait()
+    front.done_on(1, await front.job_on(1))
+    await settle()
+    assert front.core.counters["spilled_blocks"] == 2 and front.pins("ab") == [1, 1]
+    old.close()
+    await front.core.idle()
+    assert front.pins("ab") == [0, 0]
+    probing.probes[0].set_result(None)
+
+
+async def test_a_volume_with_too_much_in_quarantine_is_off_whatever_its_probes_say_until_that_is_over(front: TwoVolumes) -> None:
+    await front.store_on(0, "abcd")
+    volume = front.volumes[0]
+    volume.health.options = replace(OPTIONS, quarantined_bytes_max=SLOT_BYTES)
+    restores = [front.restore(8 + number, name, deadline_s=10_000) for number, name in enumerate("ab")]
+    for _ in restores:
+        await front.job_on(0)
+    old = lose_the_mover(front, 0)
+    await asyncio.gather(*restores)
+    assert volume.health.reads.admits
+    front.watch.look(volume)  # type: ignore[arg-type]
+    assert not volume.health.reads.admits and not volume.health.writes.admits and "quarantined_bytes_max is 8192" in volume.health.reads.reason
+
+    async def probe_well() -> None:
+        front.clock.ahead_s += 10
+        front.watch.look(volume)  # type: ignore[arg-type]
+        await settle()
+        volume.probes[-1].set_result(None)
+        await settle()
+
+    await probe_well()
+    assert not volume.health.reads.admits
+    old.close()
+    await front.core.idle()
+    await probe_well()
+    assert volume.health.reads.admits
 
 
 async def test_a_probe_that_is_not_answered_turns_the_volume_off_and_its_late_answer_turns_it_on(front: TwoVolumes) -> None:

@@ -28,7 +28,8 @@ class DaemonProcess:
     slab_bytes: int = 16 * MIB
     arena_bytes: int = 64 * MIB
     limits: dict[str, object] = field(default_factory=dict)
-    mover: dict[str, object] = field(default_factory=lambda: {"verify_target": 1})
+    #: A mover that a test stops is not replaced, unless the test is about that.
+    mover: dict[str, object] = field(default_factory=lambda: {"verify_target": 1, "wedged_s": 3600.0})
     open_slabs: int = 8
     io_threads: int = 8
     #: Further keys of each volume.

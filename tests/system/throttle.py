@@ -4,6 +4,7 @@ Needs root, loop devices, and the blkio controller of cgroup v1. SIGKILL does no
 at once.
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -76,11 +77,10 @@ def throttle(folder: Path, size_bytes: int) -> Iterator[Throttle]:
 
 
 def threads_in_d_state(pid: int) -> int:
-    """Threads of the process that wait for a device, and that no signal ends."""
+    """Threads of the process that wait for a device, and that no signal ends; none of one that is gone."""
     states = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        try:
-            states.append((task / "stat").read_text().rpartition(")")[2].split()[0])
-        except FileNotFoundError:
-            continue
+    with contextlib.suppress(FileNotFoundError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                states.append((task / "stat").read_text().rpartition(")")[2].split()[0])
     return states.count("D")
