@@ -1,6 +1,7 @@
 """The two gRPC servers on unix sockets: engines' and operators', with health and reflection."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +24,32 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What the clients of one server may use, all together but for `calls_per_connection_max`."""
+
+    message_bytes_max: int
+    calls_max: int
+    calls_per_connection_max: int
+    connections_max: int
+
+
 class GrpcServer:
     """One server on one unix socket. `mode` is the socket's: who may connect is decided by the file system, who is who by the attach socket."""
 
-    def __init__(self, path: Path, *, mode: int, message_bytes_max: int, calls_max: int) -> None:
+    def __init__(self, path: Path, *, mode: int, limits: ServerLimits) -> None:
         self._path = path
         self._mode = mode
         self.health = health.aio.HealthServicer()
+        self.gate = CallGate(limits.calls_max)
         self._server = grpc.aio.server(
             # Not maximum_concurrent_rpcs: that limit refuses health checks, too, and says nothing of a retry.
-            interceptors=[ErrorInterceptor(CallGate(calls_max), _UNCOUNTED)],
+            interceptors=[ErrorInterceptor(self.gate, _UNCOUNTED)],
             options=[
-                ("grpc.max_receive_message_length", message_bytes_max),
-                ("grpc.max_send_message_length", message_bytes_max),
+                ("grpc.max_receive_message_length", limits.message_bytes_max),
+                ("grpc.max_send_message_length", limits.message_bytes_max),
+                ("grpc.max_concurrent_streams", limits.calls_per_connection_max),
+                ("grpc.max_allowed_incoming_connections", limits.connections_max),
                 # A peer that connects and says nothing is gone after this.
                 ("grpc.server_handshake_timeout_ms", 2000),
                 ("grpc.so_reuseport", 0),

@@ -12,11 +12,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from offloadd.client.calls import error_of
 from offloadd.errors import LimitExceeded, Unavailable
-from offloadd.rpc.server import GrpcServer
+from offloadd.rpc.server import GrpcServer, ServerLimits
 from offloadd.v1 import offload_pb2 as pb
 from offloadd.v1 import offload_pb2_grpc
 
 CALLS_MAX = 3
+CONNECTIONS_MAX = 4
+MESSAGE_BYTES_MAX = 1 << 20
 
 
 class Held(offload_pb2_grpc.OffloadServiceServicer):
@@ -46,7 +48,7 @@ class Held(offload_pb2_grpc.OffloadServiceServicer):
 
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[SimpleNamespace]:
-    server = GrpcServer(tmp_path / "offloadd.sock", mode=0o600, message_bytes_max=1 << 20, calls_max=CALLS_MAX)
+    server = GrpcServer(tmp_path / "offloadd.sock", mode=0o600, limits=ServerLimits(MESSAGE_BYTES_MAX, CALLS_MAX, 100, CONNECTIONS_MAX))
     held = Held()
     server.add_offload(held)  # type: ignore[arg-type]
     await server.start()
@@ -78,7 +80,7 @@ async def test_a_call_beyond_the_limit_is_refused_while_the_others_run_and_told_
             await _first(call)
         error = error_of(refused.value)
         assert isinstance(error, LimitExceeded) and error.retry_after_s == 0.1
-        assert "3 calls are in flight; the daemon takes 3 at once" in str(error)
+        assert "3 calls are in flight; calls_max is 3" in str(error)
     assert not any(task.done() for task in reading)
     # Their places are free again when they have ended.
     served.held.go_on.set()
