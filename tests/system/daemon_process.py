@@ -35,6 +35,8 @@ class DaemonProcess:
     volume_keys: dict[str, object] = field(default_factory=dict)
     #: Files of the daemon and its workers may not grow beyond this (RLIMIT_FSIZE): a disk that is full, without a disk.
     file_bytes_max: int = 0
+    #: A control group that the daemon and its workers are started in.
+    cgroup: Path | None = None
     gpus: tuple[str, ...] = ()
     #: Not measured unless asked for: tests count what a mover does, and hold it.
     gpu_copies: str = "engines"
@@ -72,11 +74,14 @@ class DaemonProcess:
         self.write_config()
         with self.log.open("ab") as log:
             command = [sys.executable, *self.command, str(self.config)]
+            before = "import os, resource, sys"
             if self.file_bytes_max:
-                limit = (
-                    f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({self.file_bytes_max},) * 2); os.execv(sys.executable, sys.argv[1:])"
-                )
-                command = [sys.executable, "-c", limit, *command]
+                before += f"; resource.setrlimit(resource.RLIMIT_FSIZE, ({self.file_bytes_max},) * 2)"
+            if self.cgroup is not None:
+                before += f"; open({str(self.cgroup / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))"
+            if self.file_bytes_max or self.cgroup is not None:
+                # The first argument of execv is the program, sys.argv[1] the name that it gets.
+                command = [sys.executable, "-c", before + "; os.execv(sys.executable, sys.argv[1:])", *command]
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment)
         end = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < end:

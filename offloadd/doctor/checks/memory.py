@@ -101,7 +101,7 @@ def check_files(system: System, machine: Machine) -> Iterator[Finding]:
         yield ok(f"{limit} for {whose}: room for {limit // 2} memories of engines, {memories} at most of each session")
     else:
         yield warn(
-            f"{limit} for {whose}; {settings.sessions_max} sessions, {settings.connections_max} connections, and {memories} memories of one of them, need {need}",
+            f"{limit} for {whose}; {settings.sessions_max} sessions, {memories} memories of one, and {settings.connections_max} connections need {need}",
             f"ulimit -Hn {need}   # systemd: LimitNOFILE={need}",
         )
 
