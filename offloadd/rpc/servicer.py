@@ -174,6 +174,8 @@ class OffloadServicer(offload_pb2_grpc.OffloadServiceServicer):
             deadline=convert.duration(self._limits.deadline_s),
             keep_ttl=convert.duration(self._limits.keep_ttl_s),
             paths=path_capabilities(self._offload),
+            requests_per_session_max=self._offload.core.admission.limits.requests_per_session_max,
+            bytes_in_flight_per_session_max=self._offload.core.admission.limits.bytes_in_flight_per_session_max,
         )
 
 

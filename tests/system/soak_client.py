@@ -145,21 +145,20 @@ class Engine:
 
     async def _err(self) -> int:
         span, stub = self.client.span, self.client.stub
-        wrong = self._random.choice(
-            (
-                (stub.Evict, pb.EvictRequest(spans=[pb.BlockSpan(region_id=b"x" * 16, start=0, count=1, block_hashes=[b"a"])])),
-                (stub.Evict, pb.EvictRequest(spans=[span(BLOCKS + BAD_BLOCKS, [b"a"])])),
-                (stub.Evict, pb.EvictRequest()),
-                (stub.Lookup, pb.LookupRequest(block_hashes=[b"a"])),
-                (stub.Lookup, pb.LookupRequest(shards=[self._selector()], block_hashes=[b"a" * 65])),
-                (stub.Evict, pb.EvictRequest(spans=[span(0, [b"a"])], path=pb.PATH_GDS, require_path=True)),
-                (stub.RegisterRegion, pb.RegisterRegionRequest(device="host", block_count=1)),
-                (stub.UnregisterRegion, pb.UnregisterRegionRequest(region_id=b"no such region")),
-                (stub.Evict, pb.EvictRequest(spans=[span(0, [b"x" * 60] * 4)] * 20_000)),
-            )
+        wrong: tuple[Callable[[], tuple[Any, Any]], ...] = (
+            lambda: (stub.Evict, pb.EvictRequest(spans=[pb.BlockSpan(region_id=b"x" * 16, start=0, count=1, block_hashes=[b"a"])])),
+            lambda: (stub.Evict, pb.EvictRequest(spans=[span(BLOCKS + BAD_BLOCKS, [b"a"])])),
+            lambda: (stub.Evict, pb.EvictRequest()),
+            lambda: (stub.Lookup, pb.LookupRequest(block_hashes=[b"a"])),
+            lambda: (stub.Lookup, pb.LookupRequest(shards=[self._selector()], block_hashes=[b"a" * 65])),
+            lambda: (stub.Evict, pb.EvictRequest(spans=[span(0, [b"a"])], path=pb.PATH_GDS, require_path=True)),
+            lambda: (stub.RegisterRegion, pb.RegisterRegionRequest(device="host", block_count=1)),
+            lambda: (stub.UnregisterRegion, pb.UnregisterRegionRequest(region_id=b"no such region")),
+            # Longer than a message may be.
+            lambda: (stub.Lookup, pb.LookupRequest(block_hashes=[b"x" * 200_000] * 6)),
         )
         try:
-            await self.client.call(*wrong)
+            await self.client.call(*self._random.choice(wrong)())
         except grpc.aio.AioRpcError as error:
             self._told[f"error {error.code().name}"] += 1
         return 1

@@ -12,17 +12,20 @@ from typing import Any
 
 import pytest
 
+from offloadd.model.runtime import GRPC_SOCKET
 from offloadd.units import MIB
 
 from .crowd import Crowd
 from .daemon_process import DaemonProcess
 from .footprint import private_bytes
+from .health_probe import HealthProbe
 
 CLIENTS = 1000
 #: Two, since one interpreter could not make as many calls at once.
 CROWDS = 2
 CALLS = 10
 REQUESTS_MAX = 512
+BLOCKS_IN_FLIGHT_MAX = 262_144
 #: Calls in flight when the excess arrives end after this at the latest.
 DEADLINE_S = 120.0
 
@@ -85,19 +88,42 @@ def stuck_mover(daemon: DaemonProcess) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def _all_call(daemon: DaemonProcess, crowds: list[Crowd], *, blocks: int = 1, per_s: float = 0.0) -> dict[str, Any]:
-    """Each client calls ten times while nothing that is let in ends; what is let in ends once all others were refused."""
+def _all_call(daemon: DaemonProcess, crowds: list[Crowd], *, calls: int = CALLS, blocks: int = 1, per_s: float = 0.0) -> dict[str, Any]:
+    """Each client calls while nothing that is let in ends; what is let in ends once all others were refused."""
+    let_in = min(REQUESTS_MAX, BLOCKS_IN_FLIGHT_MAX // blocks)
     before = daemon.status().load.refused_count
     with stuck_mover(daemon):
         for crowd in crowds:
-            crowd.order(calls=CALLS, blocks=blocks, per_s=per_s / len(crowds))
-        excess = CLIENTS * CALLS - REQUESTS_MAX
-        daemon.wait_until(lambda: daemon.status().load.refused_count - before >= excess, "the refusals", timeout_s=120)
+            crowd.order(calls=calls, blocks=blocks, per_s=per_s / len(crowds))
+        excess = CLIENTS * calls - let_in
+        daemon.wait_until(lambda: daemon.status().load.refused_count - before >= excess, "the refusals", timeout_s=DEADLINE_S)
         load = daemon.status().load
-        assert (load.request_count, load.session_count) == (REQUESTS_MAX, CLIENTS)
-        assert load.block_count == REQUESTS_MAX * blocks
+        assert (load.request_count, load.block_count, load.session_count) == (let_in, let_in * blocks, CLIENTS)
     answers = [crowd.answer() for crowd in crowds]
     together: dict[str, Any] = {name: sum((Counter(answer[name]) for answer in answers), Counter()) for name in ("codes", "hints_ms", "messages")}
-    together["ok"] = sum(answer["ok"] for answer in answers)
     together["refused_s"] = sorted(seconds for answer in answers for seconds in answer["refused_s"])
+    assert sum(answer["ok"] for answer in answers) == let_in
+    assert together["codes"] == {"RESOURCE_EXHAUSTED": excess}
+    assert "none" not in together["hints_ms"], "a refusal without a pause"
     return together
+
+
+def test_experiment(daemon: DaemonProcess, crowds: list[Crowd]) -> None:
+    front = daemon.process.pid
+    print("attached", private_bytes(front) / MIB)
+    for options in ({"per_s": 400}, {"per_s": 800}, {}, {}, {"blocks": 8192, "calls": 2}, {"blocks": 8192, "calls": 2}):
+        start = time.monotonic()
+        with HealthProbe(daemon.runtime_dir / GRPC_SOCKET) as health, Peak(front) as peak:
+            told = _all_call(daemon, crowds, **options)
+        s = told.pop("refused_s")
+        print(options, time.monotonic() - start, told, "p50", s[len(s) // 2], "p99", s[-len(s) // 100], "max", s[-1])
+        print(
+            "health",
+            len(health.seconds),
+            health.bad[:3],
+            health.seconds[len(health.seconds) // 2],
+            health.seconds[-1],
+            "private",
+            private_bytes(front) / MIB,
+            peak.most_bytes / MIB,
+        )
