@@ -18,6 +18,7 @@ from offloadd.v1 import offload_pb2_grpc
 
 CALLS_MAX = 3
 CONNECTIONS_MAX = 4
+MESSAGES_MAX = 2
 MESSAGE_BYTES_MAX = 1 << 20
 
 
@@ -48,7 +49,7 @@ class Held(offload_pb2_grpc.OffloadServiceServicer):
 
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[SimpleNamespace]:
-    server = GrpcServer(tmp_path / "offloadd.sock", mode=0o600, limits=ServerLimits(MESSAGE_BYTES_MAX, CALLS_MAX, 100, CONNECTIONS_MAX))
+    server = GrpcServer(tmp_path / "offloadd.sock", mode=0o600, limits=ServerLimits(MESSAGE_BYTES_MAX, MESSAGES_MAX, CALLS_MAX, 100, CONNECTIONS_MAX))
     held = Held()
     server.add_offload(held)  # type: ignore[arg-type]
     await server.start()

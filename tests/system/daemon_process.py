@@ -35,6 +35,7 @@ class DaemonProcess:
     volume_keys: dict[str, object] = field(default_factory=dict)
     #: Files of the daemon and its workers may not grow beyond this (RLIMIT_FSIZE): a disk that is full, without a disk.
     file_bytes_max: int = 0
+    log_level: str = "info"
     #: A control group that the daemon and its workers are started in.
     cgroup: Path | None = None
     gpus: tuple[str, ...] = ()
@@ -61,7 +62,7 @@ class DaemonProcess:
                 f"{key} = {str(value).lower() if isinstance(value, bool | int | float) else repr(value)}\n" for key, value in values.items()
             )
 
-        text = section("daemon", {"runtime_dir": str(self.runtime_dir), "metrics_listen": "127.0.0.1:0", "log_format": "text", "log_level": "info"})
+        text = section("daemon", {"runtime_dir": str(self.runtime_dir), "metrics_listen": "127.0.0.1:0", "log_format": "text", "log_level": self.log_level})
         text += section("arena", {"arena_bytes": self.arena_bytes, "slab_bytes": 16 * MIB, "huge_pages": "never"})
         text += section("mover", self.mover) + section("limits", self.limits)
         text += section("gpu", {"devices": list(self.gpus), "copies": self.gpu_copies, "measure_interval_s": float(self.measure_interval_s)})

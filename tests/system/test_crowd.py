@@ -61,7 +61,7 @@ class Peak:
 
 @pytest.fixture
 def daemon(make_daemon: Callable[..., DaemonProcess]) -> DaemonProcess:
-    return make_daemon(volume_count=0, arena_bytes=64 * MIB, limits={"deadline_s": DEADLINE_S})
+    return make_daemon(volume_count=0, arena_bytes=64 * MIB, limits={"deadline_s": DEADLINE_S}, log_level="warning")
 
 
 @pytest.fixture

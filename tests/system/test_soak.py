@@ -31,7 +31,7 @@ LIFE_TIMEOUT_S = 600
 BLOCK_BYTES = 8 * KIB
 
 
-def _live(daemon: DaemonProcess, requests: int, name: str) -> Counter[str]:
+def live(daemon: DaemonProcess, requests: int, name: str) -> Counter[str]:
     """So many requests, by engines that die."""
     told: Counter[str] = Counter()
     running: list[subprocess.Popen[str]] = []
@@ -99,11 +99,11 @@ def test_nothing_grows_with_requests_errors_cancels_reconnects_and_deaths(
     assert daemon.process is not None
     front = daemon.process.pid
     room = _room(daemon)
-    told = _live(daemon, WARM_REQUESTS, "warm")
+    told = live(daemon, WARM_REQUESTS, "warm")
     _quiet(daemon)
     before = Footprint.of(front)
     start_s = time.monotonic()
-    told += _live(daemon, requests - WARM_REQUESTS, "soak")
+    told += live(daemon, requests - WARM_REQUESTS, "soak")
     record_property("requests a second", round((requests - WARM_REQUESTS) / (time.monotonic() - start_s)))
     _quiet(daemon)
     # Threads of gRPC's pool that were made for a burst end after some seconds.
