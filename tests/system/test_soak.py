@@ -26,7 +26,6 @@ WARM_REQUESTS = 10_000
 LIFE_REQUESTS = 1250
 PROCESSES = 2
 GROWTH_BYTES_MAX = 4 * MIB
-#: A thousand million requests of a night take hours; one process of engines takes seconds.
 LIFE_TIMEOUT_S = 600
 BLOCK_BYTES = 8 * KIB
 
