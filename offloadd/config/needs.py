@@ -5,14 +5,21 @@ from dataclasses import dataclass
 from offloadd.config.schema import Config
 from offloadd.units import KIB, MIB
 
-#: Private memory of the processes themselves, measured idle with the default configuration; see docs/decisions/0020-admission-at-the-door.md.
+#: Private memory of the processes themselves, measured idle, rounded up.
 FRONT_BYTES = 64 * MIB
-MOVER_BYTES = 48 * MIB
-KEEPER_BYTES = 32 * MIB
-#: What the front holds for one session with its connection, its stream and a region.
-SESSION_BYTES = 100 * KIB
-#: For one block in flight: its record, its key and its results.
+MOVER_BYTES = 64 * MIB
+KEEPER_BYTES = 64 * MIB
+#: What the front holds for one session with its stream and a region: 52 KiB were measured.
+SESSION_BYTES = 64 * KIB
+#: For one connection that has seen long messages: gRPC keeps a buffer as long as what it once read at a time, at most twice a socket's send buffer of 208 KiB.
+CONNECTION_BYTES = 448 * KIB
+#: For one call that waits within gRPC for the event loop: 12 KiB were measured, and the first 16 KiB of a message come on top (rpc/server.py).
+PENDING_CALL_BYTES = 28 * KIB
+PENDING_CALLS_PER_CALL = 16
+#: Of one block in flight: its record, its key and its results.
 IN_FLIGHT_BLOCK_BYTES = 640
+#: Of a message that is read: as it came, as bytes, and as an object.
+MESSAGE_COPIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,9 @@ def memory_needs(config: Config) -> tuple[Need, ...]:
         Need("block index, when full", limits.index_bytes_max),
         Need("staging slots", slots * config.mover.staging_slot_bytes),
         Need("processes", FRONT_BYTES + movers * MOVER_BYTES + len(volumes) * KEEPER_BYTES),
-        Need("sessions and connections, if there are as many as may be", max(limits.sessions_max, limits.connections_max) * SESSION_BYTES),
+        Need("sessions, if there are as many as may be", limits.sessions_max * SESSION_BYTES),
+        Need("connections, if each has seen long messages", limits.connections_max * CONNECTION_BYTES),
+        Need("calls that wait, if there are as many as may be", limits.calls_max * PENDING_CALLS_PER_CALL * PENDING_CALL_BYTES),
         Need("blocks in flight, if there are as many as may be", limits.blocks_in_flight_max * IN_FLIGHT_BLOCK_BYTES),
-        Need("messages, if each call brings the longest", limits.calls_max * limits.message_bytes_max),
+        Need("messages that are read, if they are as long as may be", limits.messages_max * limits.message_bytes_max * MESSAGE_COPIES),
     )
