@@ -18,8 +18,6 @@ PENDING_CALL_BYTES = 28 * KIB
 PENDING_CALLS_PER_CALL = 16
 #: Of one block in flight: its record, its key and its results.
 IN_FLIGHT_BLOCK_BYTES = 640
-#: Of a message that is read: as it came, as bytes, and as an object.
-MESSAGE_COPIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,5 +45,5 @@ def memory_needs(config: Config) -> tuple[Need, ...]:
         Need("connections, if each has seen long messages", limits.connections_max * CONNECTION_BYTES),
         Need("calls that wait, if there are as many as may be", limits.calls_max * PENDING_CALLS_PER_CALL * PENDING_CALL_BYTES),
         Need("blocks in flight, if there are as many as may be", limits.blocks_in_flight_max * IN_FLIGHT_BLOCK_BYTES),
-        Need("messages that are read, if they are as long as may be", limits.messages_max * limits.message_bytes_max * MESSAGE_COPIES),
+        Need("messages, if each call brings the longest", limits.calls_max * limits.message_bytes_max),
     )

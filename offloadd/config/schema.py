@@ -102,7 +102,7 @@ class LimitsConfig(_Section):
 
     sessions_max: int = Field(default=1024, ge=1, le=65536, description="Live sessions, one a client process. As many connections may wait to attach.")
     connections_max: int = Field(default=1280, ge=1, le=1 << 17, description="gRPC connections of engines and health checks; one a session as a rule.")
-    calls_max: int = Field(default=640, ge=1, le=1 << 17, description="Calls of any kind at once; requests are among them.")
+    calls_max: int = Field(default=640, ge=1, le=1 << 17, description="Calls of any kind at once, each of which may hold one message; requests are among them.")
     regions_per_session_max: int = Field(default=64, ge=1, le=4096, description="Registered regions of one session.")
     memories_per_session_max: int = Field(
         default=512, ge=1, le=4096, description="Memories that one session has handed over by descriptor: 2 a layer where each of K and V has its own."
@@ -131,8 +131,9 @@ class LimitsConfig(_Section):
         ge=MIB,
         description="Memory of the block index, some 85 B a block: bounds the blocks of all tiers together.",
     )
-    message_bytes_max: Size = Field(default=4 * MIB, ge=64 * KIB, le=64 * MIB, description="Largest gRPC message.")
-    messages_max: int = Field(default=32, ge=1, le=65536, description="Messages that are read at once; others wait in their connections.")
+    message_bytes_max: Size = Field(
+        default=MIB, ge=64 * KIB, le=64 * MIB, description="Largest gRPC message: some 96 B for each block that a request may name."
+    )
 
     @model_validator(mode="after")
     def _defaults_within_limits(self) -> Self:

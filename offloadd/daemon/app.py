@@ -137,13 +137,12 @@ class Daemon:
         runtime_dir = config.daemon.runtime_dir
         engines = ServerLimits(
             message_bytes_max=limits.message_bytes_max,
-            messages_max=limits.messages_max,
             calls_max=limits.calls_max,
             # Twice as many, since a client's lookups and its stream come on top. More of them wait in the client.
             calls_per_connection_max=2 * limits.requests_per_session_max,
             connections_max=limits.connections_max,
         )
-        operators = ServerLimits(limits.message_bytes_max, ADMIN_CALLS_MAX, ADMIN_CALLS_MAX, ADMIN_CALLS_MAX, ADMIN_CALLS_MAX)
+        operators = ServerLimits(limits.message_bytes_max, ADMIN_CALLS_MAX, ADMIN_CALLS_MAX, ADMIN_CALLS_MAX)
         self._engines = GrpcServer(runtime_dir / GRPC_SOCKET, mode=SOCKET_MODE, limits=engines)
         self._operators = GrpcServer(runtime_dir / ADMIN_SOCKET, mode=ADMIN_SOCKET_MODE, limits=operators)
         self._engines.add_offload(OffloadServicer(self.offload, limits_of(config), limits.regions_per_session_max, limits.planes_per_region_max))

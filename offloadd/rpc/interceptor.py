@@ -12,27 +12,17 @@ from offloadd.model.status import RETRY_AFTER_KEY, code_of
 
 log = structlog.get_logger()
 
-#: How long a message may take to arrive once it may be sent.
-MESSAGE_WAIT_S = 5.0
-
 
 class CallGate:
-    """How many calls of our services run at once, and how many of their messages are read at once.
+    """How many calls of our services run at once. Health checks are not among them: an orchestrator that is refused one kills a daemon that works."""
 
-    Health checks are not among them: an orchestrator that is refused one kills a daemon that works.
-    """
-
-    def __init__(self, calls_max: int, messages_max: int) -> None:
+    def __init__(self, calls_max: int) -> None:
         self.calls_max = calls_max
         self.count = 0
         self.refused_count = 0
-        self._messages = asyncio.Semaphore(messages_max)
 
-    async def enter(self) -> Callable[[], None]:
-        """Count the present task's call until the task ends, and wait until its message may be read. Returns what to call when it has been.
-
-        Raises LimitExceeded, at once, beyond the limit of calls.
-        """
+    def enter(self) -> None:
+        """Count the present task's call until the task ends. Raises LimitExceeded, at once, beyond the limit."""
         if self.count >= self.calls_max:
             self.refused_count += 1
             raise LimitExceeded(f"{self.count} calls are in flight; calls_max is {self.calls_max}; repeat after a pause")
@@ -41,19 +31,6 @@ class CallGate:
         assert call is not None
         self.count += 1
         call.add_done_callback(self._leave)
-        await self._messages.acquire()
-        unread = True
-
-        def read(_: object = None) -> None:
-            nonlocal unread
-            if unread:
-                unread = False
-                self._messages.release()
-
-        call.add_done_callback(read)
-        # A client that sends half a message keeps others from sending theirs for so long.
-        asyncio.get_running_loop().call_later(MESSAGE_WAIT_S, lambda: unread and call.cancel())
-        return read
 
     def _leave(self, _: "asyncio.Task[Any]") -> None:
         self.count -= 1
@@ -62,7 +39,7 @@ class CallGate:
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler of ours. Errors of offloadd.errors become their code and message; anything else is our bug: INTERNAL, logged with its traceback.
 
-    A call takes its place in the gate before its message is read: what waits or is refused costs no more memory than gRPC takes off its connection.
+    A call takes its place in the gate before its message is read, so that no more messages than that are in memory, and a refused one costs no reading.
     `uncounted`: methods that take none.
     """
 
@@ -76,17 +53,15 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if handler is None or not method.startswith("/offloadd."):
             return handler
-        read: Callable[[], None] = _nothing
         if method not in self._uncounted:
             try:
-                read = await self._gate.enter()
+                self._gate.enter()
             except LimitExceeded as error:
                 return _refusal(error)
         if handler.response_streaming:
             inner_stream = handler.unary_stream
 
             async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-                read()
                 try:
                     async for response in inner_stream(request, context):
                         yield response
@@ -101,7 +76,6 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         inner = handler.unary_unary
 
         async def unary(request: Any, context: Any) -> Any:
-            read()
             try:
                 return await inner(request, context)
             except OffloaddError as error:
@@ -112,10 +86,6 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 return await _abort_bug(context, method)
 
         return grpc.unary_unary_rpc_method_handler(unary, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
-
-
-def _nothing() -> None:
-    return None
 
 
 def _refusal(error: OffloaddError) -> Any:

@@ -34,7 +34,6 @@ class ServerLimits:
     """What the clients of one server may use, all together but for `calls_per_connection_max`."""
 
     message_bytes_max: int
-    messages_max: int
     calls_max: int
     calls_per_connection_max: int
     connections_max: int
@@ -47,7 +46,7 @@ class GrpcServer:
         self._path = path
         self._mode = mode
         self.health = health.aio.HealthServicer()
-        self.gate = CallGate(limits.calls_max, limits.messages_max)
+        self.gate = CallGate(limits.calls_max)
         self._server = grpc.aio.server(
             # Not maximum_concurrent_rpcs: that limit refuses health checks, too, and says nothing of a retry.
             interceptors=[ErrorInterceptor(self.gate, _UNCOUNTED)],
