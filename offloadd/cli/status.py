@@ -53,7 +53,8 @@ def values_of(status: Any) -> dict[str, Any]:
         "held_count": status.held_count,
         "load": _fields(status.load, *(field.name for field in status.load.DESCRIPTOR.fields)),
         "arena": _fields(status.arena, "arena_bytes", "used_bytes", "block_count", "pages")
-        | {"nodes": [_fields(node, "node", "arena_bytes", "used_bytes") for node in status.arena.nodes]},
+        | {"nodes": [_fields(node, "node", "arena_bytes", "used_bytes") for node in status.arena.nodes]}
+        | _fields(status.arena, "read_bytes", "written_bytes"),
         "volumes": [
             _fields(
                 volume,
@@ -74,14 +75,13 @@ def values_of(status: Any) -> dict[str, Any]:
                 "late_count",
                 "quarantined_slot_count",
                 "quarantined_bytes",
+                "read_bytes",
+                "written_bytes",
             )
             | {"recovery_s": volume.recovery.ToNanoseconds() / 1e9}
             for volume in status.volumes
         ],
-        "sessions": [
-            _fields(session, "name", "instance", "tenant", "pid", "region_count", "mapped_bytes", "request_count", "bytes_in_flight")
-            for session in status.sessions
-        ],
+        "sessions": [_fields(session, *(field.name for field in session.DESCRIPTOR.fields)) for session in status.sessions],
         "workers": [
             _fields(worker, "name", "pid", "restart_count", "placement", "copies_by", "state") | {"lost_pids": list(worker.lost_pids)}
             for worker in status.workers
@@ -93,6 +93,13 @@ def values_of(status: Any) -> dict[str, Any]:
             | {"volumes": [_fields(rates, *(field.name for field in rates.DESCRIPTOR.fields)) for rates in path.volumes]}
             for path in status.paths
         ],
+        "classes": [
+            _fields(one, "job_class", "done_count", "block_count", "payload_bytes", "recent_count")
+            | {"p50_s": one.p50.ToNanoseconds() / 1e9, "p99_s": one.p99.ToNanoseconds() / 1e9}
+            for one in status.classes
+        ],
+        "queues": [_fields(queue, *(field.name for field in queue.DESCRIPTOR.fields)) for queue in status.queues],
+        "hits": _fields(status.hits, *(field.name for field in status.hits.DESCRIPTOR.fields)),
         "counters": {counter.name: counter.value for counter in status.counters},
     }
 

@@ -23,7 +23,7 @@ from offloadd.offload.moves import Move, WayName
 from offloadd.offload.traffic import Run, Traffic
 from offloadd.scheduler.fair_queue import Ticket
 from offloadd.scheduler.job_class import JobClass
-from offloadd.scheduler.lane_queue import LaneQueue, Portion
+from offloadd.scheduler.lane_queue import Depth, LaneQueue, Portion
 
 _EVICTS = (Operation.EVICT, Operation.ARENA_EVICT)
 _WRITES = (*_EVICTS, Operation.SPILL)
@@ -75,7 +75,8 @@ class Lane:
     fail with WORKER_LOST.
 
     `tier` and `path` are what its operations report. `traffic` hears when it has work, for `device` and `volume` (-1: the arena). `on_io(writes, good)` hears
-    of each slice whose I/O says something of the volume, `on_left(volume, moves)` of moves with jobs that are left behind.
+    of each slice whose I/O says something of the volume, `on_left(volume, moves)` of moves with jobs that are left behind. `io_bytes` (read, written; at a
+    volume with headers and padding) is added to.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Lane:
         traffic: Traffic | None = None,
         on_io: Callable[[bool, bool], None] = lambda writes, good: None,
         on_left: Callable[[int, list[Move]], None] = lambda volume, moves: None,
+        io_bytes: list[int] | None = None,
     ) -> None:
         self.number = number
         self.name = name
@@ -101,6 +103,7 @@ class Lane:
         self._device = device
         self._volume = volume
         self._traffic = traffic or Traffic()
+        self._io_bytes = [0, 0] if io_bytes is None else io_bytes
         #: What it does at present; None while it is idle.
         self._run: Run | None = None
         self._queue = queue
@@ -280,6 +283,11 @@ class Lane:
         return Quarantine(len(held), sum(sent.left for sent in held), sum(sent.left * sent.part.order.slot_bytes for sent in held))
 
     @property
+    def depths(self) -> list[Depth]:
+        """What waits and what is in flight, by class as they are numbered."""
+        return self._queue.depths()
+
+    @property
     def moves(self) -> list[Move]:
         """The moves that have jobs here which run, or are left behind."""
         jobs = [*self._running.values(), *(sent for behind in self._behind.values() for sent in behind.values())]
@@ -321,6 +329,8 @@ class Lane:
         assert self._run is not None
         self._progress_ns = clock.monotonic_ns()
         self._run.slice(answer, self._progress_ns)
+        # The arena has no I/O: what counts there is the payload.
+        self._io_bytes[sent.part.writes] += answer.io_bytes or answer.payload_bytes
         self._judge(sent.part, answer)
         count = len(answer.results) // RESULT_DTYPE.itemsize
         sent.left -= count

@@ -274,6 +274,7 @@ class Offload:
             traffic=self.core.traffic,
             on_io=on_io,
             on_left=self._left_behind,
+            io_bytes=self.core.io_bytes[volume],
         )
 
     def _left_behind(self, volume: int, moves: list[Move]) -> None:

@@ -26,51 +26,57 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from offloadd.v1 import offload_pb2 as offloadd_dot_v1_dot_offload__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17offloadd/v1/admin.proto\x12\x0boffloadd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19offloadd/v1/offload.proto\"\x0f\n\rStatusRequest\"\xa8\x01\n\rSessionStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x12\x14\n\x0cregion_count\x18\x05 \x01(\r\x12\x14\n\x0cmapped_bytes\x18\x06 \x01(\x04\x12\x15\n\rrequest_count\x18\x07 \x01(\r\x12\x17\n\x0f\x62ytes_in_flight\x18\x1e \x01(\x04\"\xeb\x01\n\nLoadStatus\x12\x15\n\rrequest_count\x18\x01 \x01(\r\x12\x19\n\x11request_count_max\x18\x02 \x01(\r\x12\x13\n\x0b\x62lock_count\x18\x03 \x01(\x04\x12\x17\n\x0f\x62lock_count_max\x18\x04 \x01(\x04\x12\x17\n\x0f\x62ytes_in_flight\x18\x05 \x01(\x04\x12\x1b\n\x13\x62ytes_in_flight_max\x18\x06 \x01(\x04\x12\x15\n\rsession_count\x18\x07 \x01(\r\x12\x19\n\x11session_count_max\x18\x08 \x01(\r\x12\x15\n\rrefused_count\x18\t \x01(\x04\"H\n\x0f\x41renaNodeStatus\x12\x0c\n\x04node\x18\x01 \x01(\r\x12\x13\n\x0b\x61rena_bytes\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\"\x87\x01\n\x0b\x41renaStatus\x12\x13\n\x0b\x61rena_bytes\x18\x01 \x01(\x04\x12\x12\n\nused_bytes\x18\x02 \x01(\x04\x12\x13\n\x0b\x62lock_count\x18\x03 \x01(\x04\x12\r\n\x05pages\x18\x04 \x01(\t\x12+\n\x05nodes\x18\x05 \x03(\x0b\x32\x1c.offloadd.v1.ArenaNodeStatus\"\x88\x01\n\x0cWorkerStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12\x15\n\rrestart_count\x18\x03 \x01(\r\x12\x11\n\tplacement\x18\x04 \x01(\t\x12\x11\n\tcopies_by\x18\x05 \x01(\t\x12\r\n\x05state\x18\x06 \x01(\t\x12\x11\n\tlost_pids\x18\x07 \x03(\x05\"\x98\x01\n\tGpuStatus\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x0c\n\x04uuid\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x12\n\npci_bus_id\x18\x04 \x01(\t\x12\x14\n\x0c\x63ompute_mode\x18\x05 \x01(\t\x12\x10\n\x08uses_mps\x18\x06 \x01(\x08\x12\x15\n\rcontext_bytes\x18\x07 \x01(\x04\x12\x0c\n\x04note\x18\x08 \x01(\t\"&\n\x07\x43ounter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04\"\xfa\x03\n\x0eStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12)\n\x06uptime\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05state\x18\x04 \x01(\t\x12,\n\x08sessions\x18\x05 \x03(\x0b\x32\x1a.offloadd.v1.SessionStatus\x12\'\n\x05\x61rena\x18\x06 \x01(\x0b\x32\x18.offloadd.v1.ArenaStatus\x12*\n\x07volumes\x18\x07 \x03(\x0b\x32\x19.offloadd.v1.VolumeStatus\x12*\n\x07workers\x18\x08 \x03(\x0b\x32\x19.offloadd.v1.WorkerStatus\x12\x13\n\x0b\x62lock_count\x18\t \x01(\x04\x12\x17\n\x0f\x62lock_count_max\x18\n \x01(\x04\x12\x12\n\nheld_count\x18\x0b \x01(\x04\x12*\n\x05paths\x18\x0c \x03(\x0b\x32\x1b.offloadd.v1.PathCapability\x12&\n\x08\x63ounters\x18\r \x03(\x0b\x32\x14.offloadd.v1.Counter\x12$\n\x04gpus\x18\x0e \x03(\x0b\x32\x16.offloadd.v1.GpuStatus\x12%\n\x04load\x18\x1e \x01(\x0b\x32\x17.offloadd.v1.LoadStatus\"\x0e\n\x0c\x44rainRequest\"&\n\rDrainResponse\x12\x15\n\rspilled_count\x18\x01 \x01(\x04\",\n\x14\x44ropNamespaceRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\".\n\x15\x44ropNamespaceResponse\x12\x15\n\rdropped_count\x18\x01 \x01(\x04\"\x10\n\x0eVolumesRequest\"=\n\x0fVolumesResponse\x12*\n\x07volumes\x18\x01 \x03(\x0b\x32\x19.offloadd.v1.VolumeStatus\"\xa1\x03\n\x0cVolumeStatus\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04uuid\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x14\n\x0cvolume_bytes\x18\x04 \x01(\x04\x12\x12\n\nused_bytes\x18\x05 \x01(\x04\x12\x13\n\x0b\x62lock_count\x18\x06 \x01(\x04\x12\x12\n\nslab_count\x18\x07 \x01(\r\x12\x11\n\tcut_count\x18\x08 \x01(\r\x12\x12\n\nopen_count\x18\t \x01(\r\x12\x13\n\x0b\x66ile_system\x18\n \x01(\t\x12\x11\n\tdirect_io\x18\x0b \x01(\t\x12\x19\n\x11scan_header_bytes\x18\x0c \x01(\x04\x12+\n\x08recovery\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rreads_breaker\x18\x0e \x01(\t\x12\x16\n\x0ewrites_breaker\x18\x0f \x01(\t\x12\x12\n\nlate_count\x18\x10 \x01(\r\x12\x1e\n\x16quarantined_slot_count\x18\x11 \x01(\r\x12\x19\n\x11quarantined_bytes\x18\x12 \x01(\x04\"\x14\n\x12WatchEventsRequest\"~\n\x13WatchEventsResponse\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.offloadd.v1.EventKind\x12\x1f\n\x04tier\x18\x02 \x01(\x0e\x32\x11.offloadd.v1.Tier\x12\x0c\n\x04keys\x18\x03 \x03(\x0c\x12\x12\n\nlost_count\x18\x04 \x01(\x04*V\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45VENT_KIND_STORED\x10\x01\x12\x16\n\x12\x45VENT_KIND_REMOVED\x10\x02\x32\x83\x03\n\x0c\x41\x64minService\x12\x41\n\x06Status\x12\x1a.offloadd.v1.StatusRequest\x1a\x1b.offloadd.v1.StatusResponse\x12>\n\x05\x44rain\x12\x19.offloadd.v1.DrainRequest\x1a\x1a.offloadd.v1.DrainResponse\x12V\n\rDropNamespace\x12!.offloadd.v1.DropNamespaceRequest\x1a\".offloadd.v1.DropNamespaceResponse\x12\x44\n\x07Volumes\x12\x1b.offloadd.v1.VolumesRequest\x1a\x1c.offloadd.v1.VolumesResponse\x12R\n\x0bWatchEvents\x12\x1f.offloadd.v1.WatchEventsRequest\x1a .offloadd.v1.WatchEventsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17offloadd/v1/admin.proto\x12\x0boffloadd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19offloadd/v1/offload.proto\"\x0f\n\rStatusRequest\"\xd7\x01\n\rSessionStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x12\x14\n\x0cregion_count\x18\x05 \x01(\r\x12\x14\n\x0cmapped_bytes\x18\x06 \x01(\x04\x12\x15\n\rrequest_count\x18\x07 \x01(\r\x12\x15\n\revicted_bytes\x18\x08 \x01(\x04\x12\x16\n\x0erestored_bytes\x18\t \x01(\x04\x12\x17\n\x0f\x62ytes_in_flight\x18\x1e \x01(\x04\"\xeb\x01\n\nLoadStatus\x12\x15\n\rrequest_count\x18\x01 \x01(\r\x12\x19\n\x11request_count_max\x18\x02 \x01(\r\x12\x13\n\x0b\x62lock_count\x18\x03 \x01(\x04\x12\x17\n\x0f\x62lock_count_max\x18\x04 \x01(\x04\x12\x17\n\x0f\x62ytes_in_flight\x18\x05 \x01(\x04\x12\x1b\n\x13\x62ytes_in_flight_max\x18\x06 \x01(\x04\x12\x15\n\rsession_count\x18\x07 \x01(\r\x12\x19\n\x11session_count_max\x18\x08 \x01(\r\x12\x15\n\rrefused_count\x18\t \x01(\x04\"H\n\x0f\x41renaNodeStatus\x12\x0c\n\x04node\x18\x01 \x01(\r\x12\x13\n\x0b\x61rena_bytes\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\"\xb2\x01\n\x0b\x41renaStatus\x12\x13\n\x0b\x61rena_bytes\x18\x01 \x01(\x04\x12\x12\n\nused_bytes\x18\x02 \x01(\x04\x12\x13\n\x0b\x62lock_count\x18\x03 \x01(\x04\x12\r\n\x05pages\x18\x04 \x01(\t\x12+\n\x05nodes\x18\x05 \x03(\x0b\x32\x1c.offloadd.v1.ArenaNodeStatus\x12\x12\n\nread_bytes\x18\x06 \x01(\x04\x12\x15\n\rwritten_bytes\x18\x07 \x01(\x04\"\xc6\x01\n\x0b\x43lassStatus\x12\x11\n\tjob_class\x18\x01 \x01(\t\x12\x12\n\ndone_count\x18\x02 \x01(\x04\x12\x13\n\x0b\x62lock_count\x18\x03 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x04 \x01(\x04\x12\x14\n\x0crecent_count\x18\x05 \x01(\r\x12&\n\x03p50\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03p99\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x89\x01\n\x0bQueueStatus\x12\x0e\n\x06volume\x18\x01 \x01(\t\x12\x11\n\tjob_class\x18\x02 \x01(\t\x12\x14\n\x0cticket_count\x18\x03 \x01(\r\x12\x15\n\rwaiting_bytes\x18\x04 \x01(\x04\x12\x11\n\tjob_count\x18\x05 \x01(\r\x12\x17\n\x0fin_flight_bytes\x18\x06 \x01(\x04\"e\n\tHitStatus\x12\x17\n\x0flooked_up_count\x18\x01 \x01(\x04\x12\x12\n\nheld_count\x18\x02 \x01(\x04\x12\x13\n\x0b\x61sked_count\x18\x03 \x01(\x04\x12\x16\n\x0erestored_count\x18\x04 \x01(\x04\"\x88\x01\n\x0cWorkerStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12\x15\n\rrestart_count\x18\x03 \x01(\r\x12\x11\n\tplacement\x18\x04 \x01(\t\x12\x11\n\tcopies_by\x18\x05 \x01(\t\x12\r\n\x05state\x18\x06 \x01(\t\x12\x11\n\tlost_pids\x18\x07 \x03(\x05\"\x98\x01\n\tGpuStatus\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x0c\n\x04uuid\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x12\n\npci_bus_id\x18\x04 \x01(\t\x12\x14\n\x0c\x63ompute_mode\x18\x05 \x01(\t\x12\x10\n\x08uses_mps\x18\x06 \x01(\x08\x12\x15\n\rcontext_bytes\x18\x07 \x01(\x04\x12\x0c\n\x04note\x18\x08 \x01(\t\"&\n\x07\x43ounter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04\"\xf5\x04\n\x0eStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12)\n\x06uptime\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05state\x18\x04 \x01(\t\x12,\n\x08sessions\x18\x05 \x03(\x0b\x32\x1a.offloadd.v1.SessionStatus\x12\'\n\x05\x61rena\x18\x06 \x01(\x0b\x32\x18.offloadd.v1.ArenaStatus\x12*\n\x07volumes\x18\x07 \x03(\x0b\x32\x19.offloadd.v1.VolumeStatus\x12*\n\x07workers\x18\x08 \x03(\x0b\x32\x19.offloadd.v1.WorkerStatus\x12\x13\n\x0b\x62lock_count\x18\t \x01(\x04\x12\x17\n\x0f\x62lock_count_max\x18\n \x01(\x04\x12\x12\n\nheld_count\x18\x0b \x01(\x04\x12*\n\x05paths\x18\x0c \x03(\x0b\x32\x1b.offloadd.v1.PathCapability\x12&\n\x08\x63ounters\x18\r \x03(\x0b\x32\x14.offloadd.v1.Counter\x12$\n\x04gpus\x18\x0e \x03(\x0b\x32\x16.offloadd.v1.GpuStatus\x12)\n\x07\x63lasses\x18\x0f \x03(\x0b\x32\x18.offloadd.v1.ClassStatus\x12(\n\x06queues\x18\x10 \x03(\x0b\x32\x18.offloadd.v1.QueueStatus\x12$\n\x04hits\x18\x11 \x01(\x0b\x32\x16.offloadd.v1.HitStatus\x12%\n\x04load\x18\x1e \x01(\x0b\x32\x17.offloadd.v1.LoadStatus\"\x0e\n\x0c\x44rainRequest\"&\n\rDrainResponse\x12\x15\n\rspilled_count\x18\x01 \x01(\x04\",\n\x14\x44ropNamespaceRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\".\n\x15\x44ropNamespaceResponse\x12\x15\n\rdropped_count\x18\x01 \x01(\x04\"\x10\n\x0eVolumesRequest\"=\n\x0fVolumesResponse\x12*\n\x07volumes\x18\x01 \x03(\x0b\x32\x19.offloadd.v1.VolumeStatus\"\xcc\x03\n\x0cVolumeStatus\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04uuid\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x14\n\x0cvolume_bytes\x18\x04 \x01(\x04\x12\x12\n\nused_bytes\x18\x05 \x01(\x04\x12\x13\n\x0b\x62lock_count\x18\x06 \x01(\x04\x12\x12\n\nslab_count\x18\x07 \x01(\r\x12\x11\n\tcut_count\x18\x08 \x01(\r\x12\x12\n\nopen_count\x18\t \x01(\r\x12\x13\n\x0b\x66ile_system\x18\n \x01(\t\x12\x11\n\tdirect_io\x18\x0b \x01(\t\x12\x19\n\x11scan_header_bytes\x18\x0c \x01(\x04\x12+\n\x08recovery\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rreads_breaker\x18\x0e \x01(\t\x12\x16\n\x0ewrites_breaker\x18\x0f \x01(\t\x12\x12\n\nlate_count\x18\x10 \x01(\r\x12\x1e\n\x16quarantined_slot_count\x18\x11 \x01(\r\x12\x19\n\x11quarantined_bytes\x18\x12 \x01(\x04\x12\x12\n\nread_bytes\x18\x13 \x01(\x04\x12\x15\n\rwritten_bytes\x18\x14 \x01(\x04\"\x14\n\x12WatchEventsRequest\"~\n\x13WatchEventsResponse\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.offloadd.v1.EventKind\x12\x1f\n\x04tier\x18\x02 \x01(\x0e\x32\x11.offloadd.v1.Tier\x12\x0c\n\x04keys\x18\x03 \x03(\x0c\x12\x12\n\nlost_count\x18\x04 \x01(\x04*V\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45VENT_KIND_STORED\x10\x01\x12\x16\n\x12\x45VENT_KIND_REMOVED\x10\x02\x32\x83\x03\n\x0c\x41\x64minService\x12\x41\n\x06Status\x12\x1a.offloadd.v1.StatusRequest\x1a\x1b.offloadd.v1.StatusResponse\x12>\n\x05\x44rain\x12\x19.offloadd.v1.DrainRequest\x1a\x1a.offloadd.v1.DrainResponse\x12V\n\rDropNamespace\x12!.offloadd.v1.DropNamespaceRequest\x1a\".offloadd.v1.DropNamespaceResponse\x12\x44\n\x07Volumes\x12\x1b.offloadd.v1.VolumesRequest\x1a\x1c.offloadd.v1.VolumesResponse\x12R\n\x0bWatchEvents\x12\x1f.offloadd.v1.WatchEventsRequest\x1a .offloadd.v1.WatchEventsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'offloadd.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EVENTKIND']._serialized_start=2381
-  _globals['_EVENTKIND']._serialized_end=2467
+  _globals['_EVENTKIND']._serialized_start=3081
+  _globals['_EVENTKIND']._serialized_end=3167
   _globals['_STATUSREQUEST']._serialized_start=99
   _globals['_STATUSREQUEST']._serialized_end=114
   _globals['_SESSIONSTATUS']._serialized_start=117
-  _globals['_SESSIONSTATUS']._serialized_end=285
-  _globals['_LOADSTATUS']._serialized_start=288
-  _globals['_LOADSTATUS']._serialized_end=523
-  _globals['_ARENANODESTATUS']._serialized_start=525
-  _globals['_ARENANODESTATUS']._serialized_end=597
-  _globals['_ARENASTATUS']._serialized_start=600
-  _globals['_ARENASTATUS']._serialized_end=735
-  _globals['_WORKERSTATUS']._serialized_start=738
-  _globals['_WORKERSTATUS']._serialized_end=874
-  _globals['_GPUSTATUS']._serialized_start=877
-  _globals['_GPUSTATUS']._serialized_end=1029
-  _globals['_COUNTER']._serialized_start=1031
-  _globals['_COUNTER']._serialized_end=1069
-  _globals['_STATUSRESPONSE']._serialized_start=1072
-  _globals['_STATUSRESPONSE']._serialized_end=1578
-  _globals['_DRAINREQUEST']._serialized_start=1580
-  _globals['_DRAINREQUEST']._serialized_end=1594
-  _globals['_DRAINRESPONSE']._serialized_start=1596
-  _globals['_DRAINRESPONSE']._serialized_end=1634
-  _globals['_DROPNAMESPACEREQUEST']._serialized_start=1636
-  _globals['_DROPNAMESPACEREQUEST']._serialized_end=1680
-  _globals['_DROPNAMESPACERESPONSE']._serialized_start=1682
-  _globals['_DROPNAMESPACERESPONSE']._serialized_end=1728
-  _globals['_VOLUMESREQUEST']._serialized_start=1730
-  _globals['_VOLUMESREQUEST']._serialized_end=1746
-  _globals['_VOLUMESRESPONSE']._serialized_start=1748
-  _globals['_VOLUMESRESPONSE']._serialized_end=1809
-  _globals['_VOLUMESTATUS']._serialized_start=1812
-  _globals['_VOLUMESTATUS']._serialized_end=2229
-  _globals['_WATCHEVENTSREQUEST']._serialized_start=2231
-  _globals['_WATCHEVENTSREQUEST']._serialized_end=2251
-  _globals['_WATCHEVENTSRESPONSE']._serialized_start=2253
-  _globals['_WATCHEVENTSRESPONSE']._serialized_end=2379
-  _globals['_ADMINSERVICE']._serialized_start=2470
-  _globals['_ADMINSERVICE']._serialized_end=2857
+  _globals['_SESSIONSTATUS']._serialized_end=332
+  _globals['_LOADSTATUS']._serialized_start=335
+  _globals['_LOADSTATUS']._serialized_end=570
+  _globals['_ARENANODESTATUS']._serialized_start=572
+  _globals['_ARENANODESTATUS']._serialized_end=644
+  _globals['_ARENASTATUS']._serialized_start=647
+  _globals['_ARENASTATUS']._serialized_end=825
+  _globals['_CLASSSTATUS']._serialized_start=828
+  _globals['_CLASSSTATUS']._serialized_end=1026
+  _globals['_QUEUESTATUS']._serialized_start=1029
+  _globals['_QUEUESTATUS']._serialized_end=1166
+  _globals['_HITSTATUS']._serialized_start=1168
+  _globals['_HITSTATUS']._serialized_end=1269
+  _globals['_WORKERSTATUS']._serialized_start=1272
+  _globals['_WORKERSTATUS']._serialized_end=1408
+  _globals['_GPUSTATUS']._serialized_start=1411
+  _globals['_GPUSTATUS']._serialized_end=1563
+  _globals['_COUNTER']._serialized_start=1565
+  _globals['_COUNTER']._serialized_end=1603
+  _globals['_STATUSRESPONSE']._serialized_start=1606
+  _globals['_STATUSRESPONSE']._serialized_end=2235
+  _globals['_DRAINREQUEST']._serialized_start=2237
+  _globals['_DRAINREQUEST']._serialized_end=2251
+  _globals['_DRAINRESPONSE']._serialized_start=2253
+  _globals['_DRAINRESPONSE']._serialized_end=2291
+  _globals['_DROPNAMESPACEREQUEST']._serialized_start=2293
+  _globals['_DROPNAMESPACEREQUEST']._serialized_end=2337
+  _globals['_DROPNAMESPACERESPONSE']._serialized_start=2339
+  _globals['_DROPNAMESPACERESPONSE']._serialized_end=2385
+  _globals['_VOLUMESREQUEST']._serialized_start=2387
+  _globals['_VOLUMESREQUEST']._serialized_end=2403
+  _globals['_VOLUMESRESPONSE']._serialized_start=2405
+  _globals['_VOLUMESRESPONSE']._serialized_end=2466
+  _globals['_VOLUMESTATUS']._serialized_start=2469
+  _globals['_VOLUMESTATUS']._serialized_end=2929
+  _globals['_WATCHEVENTSREQUEST']._serialized_start=2931
+  _globals['_WATCHEVENTSREQUEST']._serialized_end=2951
+  _globals['_WATCHEVENTSRESPONSE']._serialized_start=2953
+  _globals['_WATCHEVENTSRESPONSE']._serialized_end=3079
+  _globals['_ADMINSERVICE']._serialized_start=3170
+  _globals['_ADMINSERVICE']._serialized_end=3557
 # @@protoc_insertion_point(module_scope)
