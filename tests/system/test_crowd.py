@@ -147,8 +147,8 @@ def test_the_excess_of_a_thousand_clients_is_refused_at_once(
     record_property("health", f"p50 {1e3 * health.seconds[len(health.seconds) // 2]:.1f}, p99 {1e3 * _p99(health.seconds):.0f} ms")
     assert told["messages"] == {"requests_max": len(seconds)}
     assert health.bad == []
-    # Not of the slowest: who waits for whom among clients and daemon on the same cores is the kernel's choice.
-    assert _p99(seconds) <= within(0.05)
+    # The median: clients and daemon share the cores, and the slowest tell of the kernel's choice among them. Where calls were queued it would be seconds.
+    assert seconds[len(seconds) // 2] <= within(0.05)
     assert _p99(health.seconds) <= within(0.1)
 
 
