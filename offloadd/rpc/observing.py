@@ -34,21 +34,23 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         service, _, name = handler_call_details.method.rpartition("/")
         if handler is None or not service.startswith("/offloadd.") or name not in self._names:
             return handler
+        if handler.request_streaming:
+            # None of ours is: a refusal, which leaves the message unread.
+            refuse = handler.stream_stream
+
+            async def refused(requests: Any, context: Any) -> None:
+                with _Watched(self._watchers, name, context):
+                    await refuse(requests, context)
+
+            return grpc.stream_stream_rpc_method_handler(refused)
         if handler.response_streaming:
             inner_stream = handler.unary_stream
 
             async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-                watched, code, whole = _Watched(self._watchers, name, context), "CANCELLED", False
-                try:
+                with _Watched(self._watchers, name, context) as watched:
                     async for response in inner_stream(request, context):
-                        whole = self._is_whole(response)
+                        watched.whole = self._is_whole(response)
                         yield response
-                    code = "OK"
-                except Exception:
-                    code = _code_of(context)
-                    raise
-                finally:
-                    watched.end("OK" if whole else code)
 
             return grpc.unary_stream_rpc_method_handler(
                 stream, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
@@ -56,27 +58,29 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         inner = handler.unary_unary
 
         async def unary(request: Any, context: Any) -> Any:
-            watched, code = _Watched(self._watchers, name, context), "CANCELLED"
-            try:
-                answer = await inner(request, context)
-                code = "OK"
-                return answer
-            except Exception:
-                code = _code_of(context)
-                raise
-            finally:
-                watched.end(code)
+            with _Watched(self._watchers, name, context):
+                return await inner(request, context)
 
         return grpc.unary_unary_rpc_method_handler(unary, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
 
 
 class _Watched:
+    """A call, from the beginning of the `with` block to its end. `whole`: its caller has had everything, and only hung up if the call is cancelled now."""
+
     def __init__(self, watchers: Sequence[CallWatcher], method: str, context: Any) -> None:
         self._method = method
+        self._context = context
         self._started_ns = clock.monotonic_ns()
         self._watchers = [(watcher, watcher.begun(method, context)) for watcher in watchers]
+        self.whole = False
 
-    def end(self, code: str) -> None:
+    def __enter__(self) -> "_Watched":
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        code = "OK"
+        if error is not None and not self.whole:
+            code = _code_of(self._context) if isinstance(error, Exception) else "CANCELLED"
         seconds = (clock.monotonic_ns() - self._started_ns) / 1e9
         for watcher, begun in self._watchers:
             watcher.ended(self._method, begun, code, seconds)
