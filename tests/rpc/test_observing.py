@@ -12,6 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from offloadd.errors import Unavailable
+from offloadd.rpc.interceptor import CallGate
 from offloadd.rpc.server import CALL_NAMES, GrpcServer, ServerLimits
 from offloadd.v1 import offload_pb2 as pb
 from offloadd.v1 import offload_pb2_grpc
@@ -80,6 +81,13 @@ async def served(tmp_path: Path) -> AsyncIterator[SimpleNamespace]:
     await server.stop(5.0)
 
 
+async def _until_free(gate: CallGate) -> None:
+    """A call has its place until its task ends, which may be after its answer."""
+    async with asyncio.timeout(60):
+        while gate.count:
+            await asyncio.sleep(0)  # noqa: ASYNC110 (it has no event to wait for)
+
+
 async def test_the_status_that_the_caller_saw_is_told_also_of_refused_calls(served: SimpleNamespace) -> None:
     first = asyncio.ensure_future(served.stub.Evict(pb.EvictRequest()))
     await served.held.entered.wait()
@@ -88,9 +96,7 @@ async def test_the_status_that_the_caller_saw_is_told_also_of_refused_calls(serv
     served.held.go_on.set()
     await first
     for call, request, code in ((served.stub.Lookup, pb.LookupRequest(), "UNAVAILABLE"), (served.stub.Release, pb.ReleaseRequest(), "INTERNAL")):
-        while served.gate.count:
-            # A call has its place until its task ends, which may be after its answer.
-            await asyncio.sleep(0)
+        await _until_free(served.gate)
         with pytest.raises(grpc.aio.AioRpcError, match=code):
             await call(request)
     # Who was refused may hear of it before we do.
