@@ -142,7 +142,10 @@ def test_silent_connections_take_a_bounded_number_of_threads(server: MetricsServ
         connection.close()
 
 
-def test_a_page_is_made_once_however_many_ask_for_it(metrics: Metrics, server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_is_made_once_however_many_ask_for_it(metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A connection is free again a moment after its answer: as many as are made here.
+    server = MetricsServer(metrics.registry, host="127.0.0.1", port=0, connections_max=16)
+    server.open()
     now_s = 100.0
     monkeypatch.setattr(clock, "monotonic_s", lambda: now_s)
     collected = []
@@ -155,9 +158,12 @@ def test_a_page_is_made_once_however_many_ask_for_it(metrics: Metrics, server: M
     assert "offloadd_sessions 0.0" in scrape(server)
     now_s += PAGE_S
     assert "offloadd_sessions 7.0" in scrape(server) and collected == [100.0, 100.0 + PAGE_S]
+    server.close()
 
 
-def test_the_format_is_what_the_caller_prefers(metrics: Metrics, server: MetricsServer) -> None:
+def test_the_format_is_what_the_caller_prefers(metrics: Metrics) -> None:
+    server = MetricsServer(metrics.registry, host="127.0.0.1", port=0)
+    server.open()
     openmetrics = urllib.request.Request(f"http://127.0.0.1:{server.port}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     with urllib.request.urlopen(openmetrics, timeout=30) as answer:
         assert answer.headers["Content-Type"].startswith("application/openmetrics-text") and answer.read().endswith(b"# EOF\n")
@@ -165,6 +171,7 @@ def test_the_format_is_what_the_caller_prefers(metrics: Metrics, server: Metrics
         assert answer.headers["Content-Type"].startswith("text/plain")
     with pytest.raises(urllib.error.HTTPError, match="405"):
         urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", data=b"x", timeout=30)
+    server.close()
 
 
 def test_the_endpoint_works_on_ipv6(metrics: Metrics) -> None:

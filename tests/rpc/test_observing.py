@@ -85,7 +85,7 @@ async def _until_free(gate: CallGate) -> None:
     """A call has its place until its task ends, which may be after its answer."""
     async with asyncio.timeout(60):
         while gate.count:
-            await asyncio.sleep(0)  # noqa: ASYNC110 (it has no event to wait for)
+            await asyncio.sleep(0)
 
 
 async def test_the_status_that_the_caller_saw_is_told_also_of_refused_calls(served: SimpleNamespace) -> None:
