@@ -7,6 +7,7 @@ import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -54,6 +55,12 @@ class NullVolume:
     health: VolumeHealth = field(default_factory=lambda: VolumeHealth(HealthOptions(), lambda: None))
     #: To the watch: there is no keeper that it could ask anything.
     opened: None = None
+    process: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(name="keeper null", restart_count=0))
+
+    @property
+    def options(self) -> SimpleNamespace:
+        """What its series are called."""
+        return SimpleNamespace(path=f"null {self.ordinal}")
 
     async def add_namespace(self, entry: NamespaceEntry) -> None:
         """Every namespace stands in the table already."""

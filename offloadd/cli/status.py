@@ -52,7 +52,8 @@ def values_of(status: Any) -> dict[str, Any]:
         "block_count_max": status.block_count_max,
         "held_count": status.held_count,
         "arena": _fields(status.arena, "arena_bytes", "used_bytes", "block_count", "pages")
-        | {"nodes": [_fields(node, "node", "arena_bytes", "used_bytes") for node in status.arena.nodes]},
+        | {"nodes": [_fields(node, "node", "arena_bytes", "used_bytes") for node in status.arena.nodes]}
+        | _fields(status.arena, "read_bytes", "written_bytes"),
         "volumes": [
             _fields(
                 volume,
@@ -71,11 +72,13 @@ def values_of(status: Any) -> dict[str, Any]:
                 "reads_breaker",
                 "writes_breaker",
                 "late_count",
+                "read_bytes",
+                "written_bytes",
             )
             | {"recovery_s": volume.recovery.ToNanoseconds() / 1e9}
             for volume in status.volumes
         ],
-        "sessions": [_fields(session, "name", "instance", "tenant", "pid", "region_count", "mapped_bytes", "request_count") for session in status.sessions],
+        "sessions": [_fields(session, *(field.name for field in session.DESCRIPTOR.fields)) for session in status.sessions],
         "workers": [_fields(worker, "name", "pid", "restart_count", "placement", "copies_by") for worker in status.workers],
         "gpus": [_fields(gpu, "device", "uuid", "name", "pci_bus_id", "compute_mode", "uses_mps", "context_bytes", "note") for gpu in status.gpus],
         "paths": [
@@ -84,6 +87,13 @@ def values_of(status: Any) -> dict[str, Any]:
             | {"volumes": [_fields(rates, *(field.name for field in rates.DESCRIPTOR.fields)) for rates in path.volumes]}
             for path in status.paths
         ],
+        "classes": [
+            _fields(one, "job_class", "done_count", "block_count", "payload_bytes", "recent_count")
+            | {"p50_s": one.p50.ToNanoseconds() / 1e9, "p99_s": one.p99.ToNanoseconds() / 1e9}
+            for one in status.classes
+        ],
+        "queues": [_fields(queue, *(field.name for field in queue.DESCRIPTOR.fields)) for queue in status.queues],
+        "hits": _fields(status.hits, *(field.name for field in status.hits.DESCRIPTOR.fields)),
         "counters": {counter.name: counter.value for counter in status.counters},
     }
 

@@ -5,15 +5,17 @@ import contextlib
 import gc
 import resource
 import signal
+import sys
 
 import structlog
 
 from offloadd import __version__
 from offloadd.catalog.catalog import Catalog
 from offloadd.config.schema import Config
+from offloadd.daemon.gauges import refresh_gauges
 from offloadd.daemon.lock import RuntimeDirectory
 from offloadd.daemon.notify import ask_for_time, feed_watchdog, notify
-from offloadd.daemon.observer import MetricsObserver, refresh_gauges
+from offloadd.daemon.observer import CallCounter, MetricsObserver
 from offloadd.errors import ConfigError
 from offloadd.memory.topology import read_topology
 from offloadd.metrics.registry import Metrics
@@ -26,7 +28,8 @@ from offloadd.offload.volume_link import VolumeOptions
 from offloadd.rpc.admin import AdminServicer
 from offloadd.rpc.attach import AttachServer
 from offloadd.rpc.convert import RequestLimits
-from offloadd.rpc.server import GrpcServer
+from offloadd.rpc.observing import CODE_NAMES, CallWatcher
+from offloadd.rpc.server import CALL_NAMES, GrpcServer
 from offloadd.rpc.servicer import OffloadServicer
 from offloadd.transfer import native
 from offloadd.transfer.native import NativeUnavailableError
@@ -122,16 +125,24 @@ class Daemon:
             workers=workers,
             gpus=settings.gpus,
             nodes=[number for number, _ in settings.numa_nodes],
+            methods=CALL_NAMES,
+            codes=CODE_NAMES,
         )
         self.metrics.show_limits({name: float(value) for name, value in config.limits.model_dump().items()})
-        self.offload = Offload(settings, MetricsObserver(self.metrics))
+        observer = MetricsObserver(self.metrics)
+        self.offload = Offload(settings, observer)
         self.stopping = asyncio.Event()
         self._ending = False
         limits = config.limits
         calls_max = limits.requests_max + CALLS_BESIDE_REQUESTS
         runtime_dir = config.daemon.runtime_dir
-        self._engines = GrpcServer(runtime_dir / GRPC_SOCKET, mode=SOCKET_MODE, message_bytes_max=limits.message_bytes_max, calls_max=calls_max)
-        self._operators = GrpcServer(runtime_dir / ADMIN_SOCKET, mode=ADMIN_SOCKET_MODE, message_bytes_max=limits.message_bytes_max, calls_max=64)
+        watchers: list[CallWatcher] = [CallCounter(self.metrics)]
+        self._engines = GrpcServer(
+            runtime_dir / GRPC_SOCKET, mode=SOCKET_MODE, message_bytes_max=limits.message_bytes_max, calls_max=calls_max, watchers=watchers
+        )
+        self._operators = GrpcServer(
+            runtime_dir / ADMIN_SOCKET, mode=ADMIN_SOCKET_MODE, message_bytes_max=limits.message_bytes_max, calls_max=64, watchers=watchers
+        )
         self._engines.add_offload(OffloadServicer(self.offload, limits_of(config), limits.regions_per_session_max, limits.planes_per_region_max))
         self._operators.add_admin(
             AdminServicer(self.offload, limits_of(config), counters=self._counters, on_drain=self._stop_serving, on_drained=self.stopping.set)
@@ -171,9 +182,17 @@ class Daemon:
         log.info("ready", version=__version__, runtime_dir=str(self._directory.path), metrics=self.metrics_url)
 
     async def _refresh(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            refresh_gauges(self.metrics, self.offload)
+            try:
+                refresh_gauges(self.metrics, self.offload)
+            except Exception:
+                # Gauges that stand still would look like a daemon that does.
+                self.offload.core.counters["faults"] += 1
+                log.exception("bug: the gauges could not be set")
+            due_s = loop.time() + GAUGE_PERIOD_S
             await asyncio.sleep(GAUGE_PERIOD_S)
+            self.metrics.loop_lag_seconds.set(max(0.0, loop.time() - due_s))
 
     async def _stop_serving(self) -> None:
         """Say that this daemon ends, before it refuses the first request: who asks for its health goes elsewhere."""
@@ -216,6 +235,11 @@ async def _serve(config: Config) -> int:
     return 0
 
 
+#: How long another thread may keep the interpreter while the event loop wants it; Python's own 5 ms are for throughput. The endpoint's thread takes 10 ms for
+#: a thousand lines of a scrape; beside it, nine times in ten the loop got it back within 1 to 3 ms, and within 8 to 29 with Python's (on a busy machine).
+SWITCH_INTERVAL_S = 0.0005
+
+
 def raise_file_limit() -> None:
     """A session costs three descriptors and one a memory; the soft limit of most shells is 1024, for the sake of programs that use select()."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -225,4 +249,5 @@ def raise_file_limit() -> None:
 def run(config: Config) -> int:
     """Serve until SIGTERM, SIGINT or a drain; the process's exit status. Raises errors of offloadd.errors when it can't start."""
     raise_file_limit()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     return asyncio.run(_serve(config))

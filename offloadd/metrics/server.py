@@ -2,18 +2,24 @@
 
 import socket
 import threading
+from collections.abc import Callable, Iterable
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 
+from offloadd import clock
 from offloadd.errors import ConfigError
 
 #: Threads, one a connection. A scraper needs one; any local user may connect.
 CONNECTIONS_MAX = 8
 #: A connection that says nothing is closed after this time.
 SILENCE_S_MAX = 5.0
+#: A page is good for this long. Making one takes 10 ms a thousand lines, in which the event loop shares the interpreter with it: connections that ask again and
+#: again, as any local user's may, would else compete with the loop all the time. Scrapers ask every second at most.
+PAGE_S = 0.25
 
 
 class MetricsServer:
@@ -34,7 +40,7 @@ class MetricsServer:
             server = _Server(family, address[:2], self._connections_max)
         except OSError as error:
             raise ConfigError(f"daemon.metrics_listen is {host}:{port}, which can't be bound: {error.strerror}") from error
-        server.set_app(make_wsgi_app(self._registry))
+        server.set_app(_Page(self._registry))
         self._server = server
         self._thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="metrics", daemon=True)
         self._thread.start()
@@ -54,6 +60,33 @@ class MetricsServer:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class _Page:
+    """The WSGI application: the registry as text, in the format that the caller prefers, made by one thread at a time and kept for PAGE_S.
+
+    Not compressed: on loopback that would cost more than it saves.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._lock = threading.Lock()
+        #: (good until, text) by content type; there are three.
+        self._made: dict[str, tuple[float, bytes]] = {}
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] != "GET":
+            start_response("405 Method Not Allowed", [("Allow", "GET")])
+            return [b""]
+        encode, content_type = choose_encoder(environ.get("HTTP_ACCEPT", ""))
+        with self._lock:
+            until_s, text = self._made.get(content_type, (0.0, b""))
+            now_s = clock.monotonic_s()
+            if now_s >= until_s:
+                text = encode(self._registry)
+                self._made[content_type] = (now_s + PAGE_S, text)
+        start_response("200 OK", [("Content-Type", content_type)])
+        return [text]
 
 
 class _Server(ThreadingMixIn, WSGIServer):

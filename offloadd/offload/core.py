@@ -2,8 +2,8 @@
 
 import asyncio
 import itertools
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -19,10 +19,12 @@ from offloadd.model.device_event import EventName
 from offloadd.model.enums import Path, Reason, Tier
 from offloadd.model.slots import BLOCK_DTYPE
 from offloadd.mover.messages import Job, Operation
+from offloadd.offload.activity import Activity
+from offloadd.offload.answers import Answer
 from offloadd.offload.bandwidth import Bandwidths, Direction
 from offloadd.offload.devices import HOST, Device
 from offloadd.offload.lanes import Lane
-from offloadd.offload.moves import Move, PathUse
+from offloadd.offload.moves import Move
 from offloadd.offload.namespaces import Namespaces
 from offloadd.offload.regions import Regions
 from offloadd.offload.sessions import Session
@@ -30,6 +32,7 @@ from offloadd.offload.stopping import Active, Stopping
 from offloadd.offload.traffic import Traffic
 from offloadd.offload.volume_link import VolumeLink
 from offloadd.scheduler.job_class import JobClass
+from offloadd.scheduler.lane_queue import Depth
 from offloadd.scheduler.rate import WriteBudget
 
 log = structlog.get_logger()
@@ -42,14 +45,15 @@ SLAB_FAILURES_MAX = 2
 class Observer(Protocol):
     """Hears what requests did; the metrics implement it. Called on the event loop; must not block."""
 
-    def request_done(self, operation: str, answer: Any) -> None:
-        """A request was answered."""
+    def request_done(self, operation: str, answer: Answer) -> None:
+        """An evict or a restore was answered."""
 
-    def bytes_moved(self, operation: str, uses: Iterable[PathUse]) -> None:
-        """Bytes of a request that was answered before went these ways."""
+    def move_over(self, operation: str, job_class: JobClass, move: Move, seconds: float) -> None:
+        """Every block of a move of a request, or of a copy between the tiers, has its result, so many seconds after it was made. The request may have been
+        answered long ago."""
 
-    def blocks(self, operation: str, outcome: str, tier: Tier, count: int) -> None:
-        """So many blocks of a request had this outcome."""
+    def lookup_done(self, asked_count: int, held_count: int, seconds: float) -> None:
+        """A lookup was answered."""
 
     def remote_blocks(self, operation: str, count: int) -> None:
         """So many blocks of a request passed between a GPU and a part of the arena on another NUMA node than the nearest."""
@@ -73,6 +77,9 @@ class Core:
     bandwidths: Bandwidths = field(default_factory=Bandwidths)
     traffic: Traffic = field(default_factory=Traffic)
     counters: Counter[str] = field(default_factory=Counter)
+    activity: Activity = field(default_factory=Activity)
+    #: By the volume's ordinal, -1 for the arena: bytes that slices have read and written there so far. Lanes come and go; what they did stays.
+    io_bytes: dict[int, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
     #: Keys whose evict is under way → set when it is over. A restore of such a key waits for it instead of missing.
     in_flight: dict[bytes, asyncio.Event] = field(default_factory=dict)
     active: dict[int, Active] = field(default_factory=dict)
@@ -111,6 +118,14 @@ class Core:
         """The request was answered."""
         self.active.pop(number).end()
 
+    def answered(self, operation: str, session: Session, answer: Answer) -> None:
+        """Count an evict or a restore of a session that was answered."""
+        seconds = answer.clock.total_ns / 1e9
+        self.activity.classes[answer.job_class].took(seconds, clock.monotonic_s())
+        session.moved_bytes[operation] += answer.payload_bytes
+        self.observer.request_done(operation, answer)
+        self.bandwidths.answered(operation, answer.uses, seconds)
+
     def cancel(self, session: Session, request_id: str) -> bool:
         """Stop the session's running requests with this id; whether there were any."""
         found = [active for active in self.active.values() if active.session is session and active.request_id == request_id and request_id]
@@ -142,9 +157,10 @@ class Core:
         self.counters["faults"] += 1
         log.error("bug: work in the background failed", exc_info=error)
 
-    def at_end(self, move: Move, finish: Callable[[], None]) -> None:
-        """Run `finish` when the move is over. A fault in it is ours and is logged: it must not stop the lane that brought the last result."""
+    def at_end(self, move: Move, operation: str, job_class: JobClass, finish: Callable[[], None]) -> None:
+        """Run `finish` when the move is over, and count it. A fault in that is ours and is logged: it must not stop the lane that brought the last result."""
         self._unfinished.add(move.number)
+        began_ns = clock.monotonic_ns()
 
         def guarded() -> None:
             self._unfinished.discard(move.number)
@@ -152,6 +168,7 @@ class Core:
                 self.devices[name].mover.forget_move(move.number)
             try:
                 finish()
+                self._count(operation, job_class, move, (clock.monotonic_ns() - began_ns) / 1e9)
             except Exception as error:
                 self._fault(error)
             if not self._unfinished:
@@ -159,6 +176,15 @@ class Core:
 
         self._all_finished.clear()
         move.at_end(guarded)
+
+    def _count(self, operation: str, job_class: JobClass, move: Move, seconds: float) -> None:
+        mine = self.activity.classes[job_class]
+        for use in move.uses.values():
+            mine.moved(use.block_count, use.payload_bytes)
+        if operation in ("spill", "prefetch"):
+            # No request waits for it, so its time is that of its move.
+            mine.took(seconds, clock.monotonic_s())
+        self.observer.move_over(operation, job_class, move, seconds)
 
     async def idle(self) -> None:
         """Wait until every move is over and everything spawned has ended."""
@@ -225,6 +251,15 @@ class Core:
     def volume_lanes(self, volume: int) -> list[Lane]:
         """All lanes to one volume."""
         return [lane for device in self.devices.values() for (ordinal, _), lane in device.volume_lanes.items() if ordinal == volume]
+
+    def queues(self) -> list[tuple[str, list[Depth]]]:
+        """What waits and what is in flight, by class, over all lanes of each volume (its path), and of the arena (empty)."""
+        found: dict[str, list[Depth]] = {}
+        for lane in self.lanes():
+            place = "" if lane.tier == Tier.ARENA else lane.name
+            before = found.get(place)
+            found[place] = lane.depths if before is None else [mine.plus(more) for mine, more in zip(before, lane.depths, strict=True)]
+        return list(found.items())
 
     def device(self, name: str) -> Device:
         """The device of this name or UUID. Raises `PathUnavailable`: there is none, or it can't be used."""

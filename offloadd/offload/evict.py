@@ -117,7 +117,7 @@ class Evictor:
         tier, direct = self._way(options, batches)
         number, active = core.begin(session, options.request_id, options.deadline_s)
         try:
-            answer = Answer.of(sum(batch.indices.shape[0] for batch in batches))
+            answer = Answer.of(sum(batch.indices.shape[0] for batch in batches), _job_class(options))
             parts: list[_Part] = []
             try:
                 for batch in batches:
@@ -134,23 +134,20 @@ class Evictor:
             move = core.new_move(sum(part.chosen.shape[0] for part in parts))
             sent = self._send(session, move, parts, options)
             move.on_stuck = lambda: self._settle_done(sent)
-            core.at_end(move, lambda: self._finish(sent))
+            core.at_end(move, "evict", answer.job_class, lambda: self._finish(sent))
             durable = options.ack == AckLevel.DURABLE
             active.enough = lambda: move.done if durable else move.copied
             stopped = await core.stopping.wait_for(move, active, active.enough)
             self._tell(move, parts, answer, stopped, sent)
-            if any(use.path == Path.AUTO for use in answer.uses):
-                self._tell_later(move, answer)
         except asyncio.CancelledError:
             if active.move is not None and active.stop_reason == Reason.NONE:
                 core.stopping.leave(active.move)
             raise
         finally:
             core.end(number)
-        answer.clock.add(move.clock)
+        answer.add_clock(move)
         answer.clock.total_ns = clock.monotonic_ns() - started_ns
-        core.observer.request_done("evict", answer)
-        core.bandwidths.answered("evict", answer.uses, answer.clock.total_ns / 1e9)
+        core.answered("evict", session, answer)
         return answer
 
     def _way(self, options: EvictOptions, batches: list[BlockBatch]) -> tuple[Tier, bool]:
@@ -213,7 +210,6 @@ class Evictor:
 
     def _reject(self, answer: Answer, positions: Indices, reason: Reason) -> None:
         answer.set(positions, EvictStatus.REJECTED, int(reason))
-        self._core.counters[f"evict_rejected_{reason.name.lower()}"] += positions.shape[0]
 
     def _give_back(self, parts: list[_Part]) -> None:
         for part in parts:
@@ -449,16 +445,6 @@ class Evictor:
         move.reasons[part.first + refused] = int(Reason.TIER_FULL)
         return rows
 
-    def _tell_later(self, move: Move, answer: Answer) -> None:
-        """The ways that were not known when the evict was answered, once the move is over."""
-        told = {use.name: use.payload_bytes for use in answer.uses}
-
-        def tell() -> None:
-            late = (replace(use, payload_bytes=use.payload_bytes - told.get(use.name, 0)) for use in move.uses.values())
-            self._core.observer.bytes_moved("evict", late)
-
-        move.at_end(tell)
-
     def _tell(self, move: Move, parts: list[_Part], answer: Answer, stopped: Reason, sent: _Sent) -> None:
         """Outcomes of the blocks that moved. COPIED is answered before the result: a pending block is STORED when its source was copied."""
         # The ways that bytes really went, by now: those of a COPIED block may be under way, and are counted where they were sent.
@@ -474,15 +460,6 @@ class Evictor:
             answer.set(part.positions[bad], EvictStatus.FAILED, reasons[bad])
             late = sent.failed[part.span] = ~good & pending
             answer.set(part.positions[late], EvictStatus.QUARANTINED if move.quarantined else EvictStatus.FAILED, int(stopped))
-            for status, mask in ((EvictStatus.STORED, good), (EvictStatus.FAILED, ~good)):
-                if mask.any():
-                    self._core.observer.blocks("evict", status.name.lower(), Tier(tier), int(mask.sum()))
-        duplicates = int((answer.status == EvictStatus.DUPLICATE).sum())
-        if duplicates:
-            self._core.observer.blocks("evict", "duplicate", Tier.ANY, duplicates)
-        rejected = int((answer.status == EvictStatus.REJECTED).sum())
-        if rejected:
-            self._core.observer.blocks("evict", "rejected", Tier.ANY, rejected)
 
 
 def _add_pending(answer: Answer, part: _Part, count: int, sent: _Sent) -> None:

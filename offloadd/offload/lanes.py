@@ -19,7 +19,7 @@ from offloadd.offload.moves import Move, WayName
 from offloadd.offload.traffic import Run, Traffic
 from offloadd.scheduler.fair_queue import Ticket
 from offloadd.scheduler.job_class import JobClass
-from offloadd.scheduler.lane_queue import LaneQueue, Portion
+from offloadd.scheduler.lane_queue import Depth, LaneQueue, Portion
 
 _EVICTS = (Operation.EVICT, Operation.ARENA_EVICT)
 _WRITES = (*_EVICTS, Operation.SPILL)
@@ -58,7 +58,7 @@ class Lane:
     """One tier instance in one mover. What was submitted while the mover is away waits for it; jobs that were sent to a mover that died fail with WORKER_LOST.
 
     `tier` and `path` are what its operations report. `traffic` hears when it has work, for `device` and `volume` (-1: the arena). `on_io(writes, good)` hears
-    of each slice whose I/O says something of the volume.
+    of each slice whose I/O says something of the volume. `io_bytes` (read, written; at a volume with headers and padding) is added to.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Lane:
         volume: int = -1,
         traffic: Traffic | None = None,
         on_io: Callable[[bool, bool], None] = lambda writes, good: None,
+        io_bytes: list[int] | None = None,
     ) -> None:
         self.number = number
         self.name = name
@@ -83,6 +84,7 @@ class Lane:
         self._device = device
         self._volume = volume
         self._traffic = traffic or Traffic()
+        self._io_bytes = [0, 0] if io_bytes is None else io_bytes
         #: What it does at present; None while it is idle.
         self._run: Run | None = None
         self._queue = queue
@@ -232,6 +234,11 @@ class Lane:
         return sum(0 < sent.part.order.deadline_ns <= now_ns for sent in self._running.values())
 
     @property
+    def depths(self) -> list[Depth]:
+        """What waits and what is in flight, by class as they are numbered."""
+        return self._queue.depths()
+
+    @property
     def running_count(self) -> int:
         """Jobs that were sent and do not wait for their engine."""
         return len(self._running)
@@ -276,6 +283,8 @@ class Lane:
         assert self._run is not None
         self._progress_ns = clock.monotonic_ns()
         self._run.slice(answer, self._progress_ns)
+        # The arena has no I/O: what counts there is the payload.
+        self._io_bytes[sent.part.writes] += answer.io_bytes or answer.payload_bytes
         self._judge(sent.part, answer)
         count = len(answer.results) // RESULT_DTYPE.itemsize
         sent.left -= count

@@ -45,6 +45,7 @@ class Lookups:
         """The blocks that all shards hold (`keys_by_shard`: equal-length key arrays)."""
         core = self._core
         catalog = core.catalog
+        started_ns = clock.monotonic_ns()
         count = keys_by_shard[0].shape[0]
         rows = [self._readable(catalog.lookup(keys)) for keys in keys_by_shard]
         tiers = np.full(count, 255, dtype=np.uint8)
@@ -69,6 +70,9 @@ class Lookups:
         worth = True
         if estimated_s is not None and prefill_tokens_per_s > 0 and tokens_per_block > 0 and held_count:
             worth = estimated_s < held_count * tokens_per_block / prefill_tokens_per_s
+        core.activity.looked_up_count += count
+        core.activity.held_count += held_count
+        core.observer.lookup_done(count, held_count, (clock.monotonic_ns() - started_ns) / 1e9)
         return LookupAnswer(held_count=held_count, tiers=tiers, estimated_s=estimated_s, worth_restoring=worth)
 
     def _readable(self, rows: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:

@@ -62,6 +62,7 @@ class _Used:
     them as for a hundred: they are entered when somebody looks."""
 
     use: PathUse
+    clock: StageClock = field(default_factory=StageClock)
     unread: list[bytes] = field(default_factory=list)
 
 
@@ -77,7 +78,6 @@ class Move:
     count: int
     #: Names of the devices whose movers have jobs of it.
     devices: set[str] = field(default_factory=set)
-    clock: StageClock = field(default_factory=StageClock)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     copied: bool = False
@@ -148,6 +148,12 @@ class Move:
         self._read()
         return {name: used.use for name, used in self._used.items() if used.use.block_count}
 
+    @property
+    def clocks(self) -> list[tuple[PathUse, StageClock]]:
+        """Each way that slices went, or failed on, and where their time went so far."""
+        self._read()
+        return [(used.use, used.clock) for used in self._used.values()]
+
     def _read(self) -> None:
         for used in self._used.values():
             if not used.unread:
@@ -165,7 +171,7 @@ class Move:
         if used is None:
             used = self._used[name] = _Used(PathUse(*name))
         used.unread.append(done.results)
-        self.clock.add(done)
+        used.clock.add(done)
         use = used.use
         if done.payload_bytes:
             use.payload_bytes += done.payload_bytes

@@ -36,7 +36,12 @@ Indices = npt.NDArray[np.uint32]
 _BAD_COPY = (int(Reason.HEADER_MISMATCH), int(Reason.CHECKSUM_MISMATCH), int(Reason.SHORT_IO))
 
 
-def _is_bad_copy(reasons: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
+def _job_class(options: RestoreOptions) -> JobClass:
+    return JobClass.PREFETCH if options.priority == Priority.BACKGROUND else JobClass.INTERACTIVE
+
+
+def is_bad_copy(reasons: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
+    """Which of these results (of a move) say that the stored copy is bad."""
     # Not np.isin: at every turn of every request, and 65 µs instead of 4 for 512 blocks.
     header, checksum, short = _BAD_COPY
     return np.asarray((reasons == header) | (reasons == checksum) | (reasons == short))
@@ -86,7 +91,7 @@ class Restorer:
         number, active = core.begin(session, options.request_id, options.deadline_s)
         try:
             count = sum(batch.indices.shape[0] for batch in batches)
-            answer = Answer.of(count)
+            answer = Answer.of(count, _job_class(options))
             work = None
             if await self._wait_for_scans(batches, active) and await self._wait_in_flight(batches, active):
                 work = self._plan(batches, path, options, answer)
@@ -121,7 +126,7 @@ class Restorer:
             yield told, count, answer
         finally:
             # After the answer has left: nobody waits for the counting.
-            self._count(answer)
+            self._count(session, answer)
 
     # -- planning --------------------------------------------------------------------------------------------------------------------
 
@@ -164,7 +169,6 @@ class Restorer:
             if not usable.all():
                 core.catalog.unpin(sources.rows[~usable])
                 answer.set(batch.positions[~usable], RestoreStatus.NOT_FOUND)
-                core.counters["restore_misses"] += int((~usable).sum())
             planned.append((region, batch, sources, usable))
         if options.require_path:
             self._refuse_other_ways(planned, path)
@@ -179,7 +183,7 @@ class Restorer:
             first = self._send(work, first, region, batch, sources, usable, options, paths)
         for *_, sources, _ in planned:
             core.catalog.mark_used(sources)
-        core.at_end(move, lambda: self._finish(work))
+        core.at_end(move, "restore", answer.job_class, lambda: self._finish(work))
         return work
 
     def _refuse_other_ways(self, planned: list[tuple[Region, BlockBatch, Sources, npt.NDArray[np.bool_]]], path: Path) -> None:
@@ -271,7 +275,7 @@ class Restorer:
                 blocks,
                 slot_bytes=slot_bytes,
                 deadline_s=options.deadline_s,
-                job_class=JobClass.PREFETCH if options.priority == Priority.BACKGROUND else JobClass.INTERACTIVE,
+                job_class=_job_class(options),
                 instance=region.session.instance.ordinal,
                 after_event=options.destination_free,
                 require_path=options.require_path,
@@ -290,7 +294,7 @@ class Restorer:
         answer.set(work.numbers[good], RestoreStatus.RESTORED, 0, np.where(work.from_volume[good], int(Tier.VOLUME), int(Tier.ARENA)))
         if options.consume and good.any():
             core.catalog.holds.release(session.instance.ordinal, work.rows[good])
-        bad = open_blocks & _is_bad_copy(reasons)
+        bad = open_blocks & is_bad_copy(reasons)
         if stopped != Reason.NONE:
             answer.set(work.numbers[bad], RestoreStatus.DATA_LOSS, reasons[bad])
         failed = open_blocks & (reasons != 0) & (reasons != PENDING) & ~bad
@@ -301,7 +305,7 @@ class Restorer:
 
     def _second_try(self, work: _Round, batches: list[BlockBatch], options: RestoreOptions, answer: Answer) -> _Round | None:
         """Read the other copy of blocks whose first one was bad; DATA_LOSS for those that have none left, or none on the required path."""
-        bad = _is_bad_copy(work.move.reasons) & (answer.status[work.numbers] == 0)
+        bad = is_bad_copy(work.move.reasons) & (answer.status[work.numbers] == 0)
         if not bad.any():
             return None
         positions, reasons = work.numbers[bad], work.move.reasons[bad]
@@ -323,7 +327,7 @@ class Restorer:
         """When every block has a result: unpin, and drop the copies that turned out bad."""
         core = self._core
         core.catalog.unpin(work.rows)
-        bad = _is_bad_copy(work.move.reasons)
+        bad = is_bad_copy(work.move.reasons)
         if not bad.any():
             return
         for volume in (False, True):
@@ -333,17 +337,12 @@ class Restorer:
                 core.counters["copies_lost"] += rows.shape[0]
 
     def _add_uses(self, answer: Answer, move: Move) -> None:
-        answer.clock.add(move.clock)
+        answer.add_clock(move)
         for use in move.uses.values():
             answer.add_use(use)
 
-    def _count(self, answer: Answer) -> None:
-        core = self._core
-        for status, mine in groups(answer.status):
-            name = RestoreStatus(status).name.lower()
-            tiers = answer.tier[mine]
-            core.counters[f"restore_blocks_{name}"] += tiers.shape[0]
-            for tier, of_tier in groups(tiers):
-                core.observer.blocks("restore", name, Tier(tier), tiers[of_tier].shape[0])
-        core.observer.request_done("restore", answer)
-        core.bandwidths.answered("restore", answer.uses, answer.clock.total_ns / 1e9)
+    def _count(self, session: Session, answer: Answer) -> None:
+        activity = self._core.activity
+        activity.asked_count += answer.status.shape[0]
+        activity.restored_count += int(np.count_nonzero(answer.status == RestoreStatus.RESTORED))
+        self._core.answered("restore", session, answer)

@@ -275,6 +275,7 @@ class Offload:
             volume=volume,
             traffic=self.core.traffic,
             on_io=on_io,
+            io_bytes=self.core.io_bytes[volume],
         )
 
     def _arbiter(self, volume: int) -> Arbiter:

@@ -75,6 +75,8 @@ class Session:
     process: str
     instance: Instance
     memories: dict[bytes, AttachedMemory] = field(default_factory=dict, repr=False)
+    #: Payload bytes that its requests have moved, by operation.
+    moved_bytes: dict[str, int] = field(default_factory=lambda: {"evict": 0, "restore": 0}, repr=False)
     #: Its gRPC stream runs, or ran.
     opened: bool = False
     #: No call is served any more; its descriptors are closed.

@@ -181,7 +181,7 @@ class Spiller:
             arrived, self._arrived = self._arrived, asyncio.Event()
             arrived.set()
 
-        core.at_end(move, over)
+        core.at_end(move, "spill", JobClass.SPILL, over)
         self._send(volume, move, Operation.SPILL, blocks, slot_bytes_for(payload_bytes))
         while not move.done and link.health.writes.admits:
             await _first_of([move.finished, link.slabs_changed], None)
@@ -250,6 +250,7 @@ class Spiller:
         blocks["position"] = np.arange(rows.shape[0], dtype=np.uint32)
         blocks["arena_offset"] = core.arena_offsets(reservation.slabs, reservation.slots, align_up(payload_bytes, SECTOR_BYTES))
         move = core.new_move(rows.shape[0])
+        core.at_end(move, "prefetch", JobClass.PREFETCH, lambda: None)
         for volume in np.unique(sources.volume).tolist():
             for number in np.unique(numbers).tolist():
                 mine = (sources.volume == volume) & (numbers == number)

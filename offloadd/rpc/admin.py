@@ -2,21 +2,25 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
 
 from offloadd import __version__, clock
 from offloadd.mover.messages import Hello
+from offloadd.offload.activity import ClassActivity
 from offloadd.offload.deadlines import result_by
 from offloadd.offload.devices import Device
 from offloadd.offload.processes import WorkerProcess
 from offloadd.offload.service import Offload
+from offloadd.offload.sessions import Session
 from offloadd.offload.volume_link import VolumeLink
 from offloadd.rpc import convert
 from offloadd.rpc.convert import RequestLimits
 from offloadd.rpc.servicer import path_capabilities
+from offloadd.scheduler.job_class import JobClass
+from offloadd.scheduler.lane_queue import Depth
 from offloadd.v1 import admin_pb2 as pb
 from offloadd.v1 import admin_pb2_grpc
 
@@ -68,13 +72,21 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             paths=path_capabilities(offload),
             counters=[pb.Counter(name=name, value=value) for name, value in self._counters()],
             gpus=[gpu_status(device) for device in core.devices.values() if device.is_gpu],
+            classes=[_class_status(job_class, core.activity.classes[job_class]) for job_class in JobClass],
+            queues=[_queue_status(volume, job_class, depths[job_class]) for volume, depths in core.queues() for job_class in JobClass],
+            hits=pb.HitStatus(
+                looked_up_count=core.activity.looked_up_count,
+                held_count=core.activity.held_count,
+                asked_count=core.activity.asked_count,
+                restored_count=core.activity.restored_count,
+            ),
         )
 
     def _volume_statuses(self) -> list[pb.VolumeStatus]:
         core, now_ns = self._offload.core, clock.monotonic_ns()
-        return [volume_status(volume, core.late_count(volume, now_ns)) for volume in core.volumes]
+        return [volume_status(volume, core.late_count(volume, now_ns), core.io_bytes[volume.ordinal]) for volume in core.volumes]
 
-    def _session_status(self, session: Any) -> pb.SessionStatus:
+    def _session_status(self, session: Session) -> pb.SessionStatus:
         core = self._offload.core
         regions = core.regions.of_session(session)
         return pb.SessionStatus(
@@ -85,6 +97,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             region_count=len(regions),
             mapped_bytes=sum(region.mapped_bytes for region in regions),
             request_count=sum(active.session is session for active in core.active.values()),
+            evicted_bytes=session.moved_bytes["evict"],
+            restored_bytes=session.moved_bytes["restore"],
         )
 
     def _arena_status(self) -> pb.ArenaStatus:
@@ -95,7 +109,16 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             pb.ArenaNodeStatus(node=node, arena_bytes=slab_count * arena.slab_bytes, used_bytes=used_bytes)
             for node, slab_count, used_bytes in pool.bytes_by_node()
         ]
-        return pb.ArenaStatus(arena_bytes=arena.arena_bytes, used_bytes=pool.used_bytes, block_count=pool.used_slots, pages=arena.pages, nodes=nodes)
+        read_bytes, written_bytes = self._offload.core.io_bytes[-1]
+        return pb.ArenaStatus(
+            arena_bytes=arena.arena_bytes,
+            used_bytes=pool.used_bytes,
+            block_count=pool.used_slots,
+            pages=arena.pages,
+            nodes=nodes,
+            read_bytes=read_bytes,
+            written_bytes=written_bytes,
+        )
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """See the protocol."""
@@ -166,8 +189,34 @@ def gpu_status(device: Device) -> pb.GpuStatus:
     )
 
 
-def volume_status(volume: VolumeLink, late_count: int) -> pb.VolumeStatus:
-    """The state of one volume. `late_count`: jobs that were sent to it and are late."""
+def _class_status(job_class: JobClass, activity: ClassActivity) -> pb.ClassStatus:
+    recent = activity.percentiles(clock.monotonic_s())
+    status = pb.ClassStatus(
+        job_class=job_class.name.lower(),
+        done_count=activity.done_count,
+        block_count=activity.block_count,
+        payload_bytes=activity.payload_bytes,
+        recent_count=recent.count,
+    )
+    if recent.count:
+        status.p50.CopyFrom(convert.duration(recent.p50_s))
+        status.p99.CopyFrom(convert.duration(recent.p99_s))
+    return status
+
+
+def _queue_status(volume: str, job_class: JobClass, depth: Depth) -> pb.QueueStatus:
+    return pb.QueueStatus(
+        volume=volume,
+        job_class=job_class.name.lower(),
+        ticket_count=depth.tickets,
+        waiting_bytes=depth.waiting_bytes,
+        job_count=depth.jobs,
+        in_flight_bytes=depth.in_flight_bytes,
+    )
+
+
+def volume_status(volume: VolumeLink, late_count: int, io_bytes: Sequence[int]) -> pb.VolumeStatus:
+    """The state of one volume. `late_count`: jobs that were sent to it and are late; `io_bytes`: read and written."""
     opened = volume.opened
     state = f"{volume.state}: {volume.failure}" if volume.state in ("failed", "retrying") else volume.state
     if volume.state == "retrying":
@@ -192,4 +241,6 @@ def volume_status(volume: VolumeLink, late_count: int) -> pb.VolumeStatus:
         reads_breaker=str(volume.health.reads),
         writes_breaker=str(volume.health.writes),
         late_count=late_count,
+        read_bytes=io_bytes[0],
+        written_bytes=io_bytes[1],
     )

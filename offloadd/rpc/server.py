@@ -1,6 +1,7 @@
 """The two gRPC servers on unix sockets: engines' and operators', with health and reflection."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,22 @@ from grpc_reflection.v1alpha import reflection
 
 from offloadd.rpc.admin import AdminServicer
 from offloadd.rpc.interceptor import CallGate, ErrorInterceptor
+from offloadd.rpc.observing import CallInterceptor, CallWatcher
 from offloadd.rpc.servicer import OffloadServicer
 from offloadd.v1 import admin_pb2, admin_pb2_grpc, offload_pb2, offload_pb2_grpc
 
 OFFLOAD_SERVICE = offload_pb2.DESCRIPTOR.services_by_name["OffloadService"].full_name
 ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+
+#: Calls that live as long as what they are about.
+_STREAMS = frozenset({"OpenSession", "WatchEvents"})
+#: The others, as watchers hear of them.
+CALL_NAMES = tuple(
+    method.name
+    for service in (offload_pb2.DESCRIPTOR.services_by_name["OffloadService"], admin_pb2.DESCRIPTOR.services_by_name["AdminService"])
+    for method in service.methods
+    if method.name not in _STREAMS
+)
 
 #: As many as sessions, for which there is a limit of their own, and for as long as these live.
 _UNCOUNTED = frozenset({f"/{OFFLOAD_SERVICE}/OpenSession"})
@@ -23,16 +35,24 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-class GrpcServer:
-    """One server on one unix socket. `mode` is the socket's: who may connect is decided by the file system, who is who by the attach socket."""
+def _is_whole(message: Any) -> bool:
+    """Whether this answer of a stream is its last: who has it may hang up."""
+    return isinstance(message, offload_pb2.RestoreResponse) and message.HasField("times")
 
-    def __init__(self, path: Path, *, mode: int, message_bytes_max: int, calls_max: int) -> None:
+
+class GrpcServer:
+    """One server on one unix socket. `mode` is the socket's: who may connect is decided by the file system, who is who by the attach socket.
+
+    `watchers` hear of each call of CALL_NAMES, those among them that are refused.
+    """
+
+    def __init__(self, path: Path, *, mode: int, message_bytes_max: int, calls_max: int, watchers: Sequence[CallWatcher] = ()) -> None:
         self._path = path
         self._mode = mode
         self.health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
             # Not maximum_concurrent_rpcs: that limit refuses health checks, too, and says nothing of a retry.
-            interceptors=[ErrorInterceptor(CallGate(calls_max), _UNCOUNTED)],
+            interceptors=[CallInterceptor(watchers, CALL_NAMES, _is_whole), ErrorInterceptor(CallGate(calls_max), _UNCOUNTED)],
             options=[
                 ("grpc.max_receive_message_length", message_bytes_max),
                 ("grpc.max_send_message_length", message_bytes_max),

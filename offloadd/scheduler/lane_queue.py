@@ -5,6 +5,7 @@ sent: restores in long ones, ahead of what runs, up to a window of bytes that ke
 in single slices. Which class may send is the arbiter's to say, whose request of that class the fair queue's.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -25,6 +26,19 @@ class Portion(NamedTuple):
     ticket: int
     first: int
     block_count: int
+
+
+class Depth(NamedTuple):
+    """Of one class: tickets of which something waits, and its bytes; jobs in flight, and their bytes. Those that wait for their engines count as jobs only."""
+
+    tickets: int = 0
+    waiting_bytes: int = 0
+    jobs: int = 0
+    in_flight_bytes: int = 0
+
+    def plus(self, other: "Depth") -> "Depth":
+        """Of two lanes."""
+        return Depth(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 @dataclass(slots=True)
@@ -134,6 +148,19 @@ class LaneQueue:
     def waiting_count(self) -> int:
         """Tickets that have not been sent whole."""
         return len(self._classes)
+
+    def depths(self) -> list[Depth]:
+        """By class as they are numbered. Costs a look at every ticket and every job: for who looks once a second."""
+        jobs = Counter(running.job_class for running in self._running.values())
+        return [
+            Depth(
+                len(queue.live),
+                sum((ticket.block_count - ticket.taken) * ticket.block_bytes for ticket in queue.live.values()),
+                jobs[job_class],
+                self._in_flight[job_class],
+            )
+            for job_class, queue in zip(JobClass, self._queues, strict=True)
+        ]
 
     # -- what runs -------------------------------------------------------------------------------------------------------------------
 

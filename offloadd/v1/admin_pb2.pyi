@@ -25,7 +25,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SessionStatus(_message.Message):
-    __slots__ = ("name", "instance", "tenant", "pid", "region_count", "mapped_bytes", "request_count")
+    __slots__ = ("name", "instance", "tenant", "pid", "region_count", "mapped_bytes", "request_count", "evicted_bytes", "restored_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,8 @@ class SessionStatus(_message.Message):
     REGION_COUNT_FIELD_NUMBER: _ClassVar[int]
     MAPPED_BYTES_FIELD_NUMBER: _ClassVar[int]
     REQUEST_COUNT_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     instance: str
     tenant: str
@@ -40,7 +42,9 @@ class SessionStatus(_message.Message):
     region_count: int
     mapped_bytes: int
     request_count: int
-    def __init__(self, name: _Optional[str] = ..., instance: _Optional[str] = ..., tenant: _Optional[str] = ..., pid: _Optional[int] = ..., region_count: _Optional[int] = ..., mapped_bytes: _Optional[int] = ..., request_count: _Optional[int] = ...) -> None: ...
+    evicted_bytes: int
+    restored_bytes: int
+    def __init__(self, name: _Optional[str] = ..., instance: _Optional[str] = ..., tenant: _Optional[str] = ..., pid: _Optional[int] = ..., region_count: _Optional[int] = ..., mapped_bytes: _Optional[int] = ..., request_count: _Optional[int] = ..., evicted_bytes: _Optional[int] = ..., restored_bytes: _Optional[int] = ...) -> None: ...
 
 class ArenaNodeStatus(_message.Message):
     __slots__ = ("node", "arena_bytes", "used_bytes")
@@ -53,18 +57,68 @@ class ArenaNodeStatus(_message.Message):
     def __init__(self, node: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ...) -> None: ...
 
 class ArenaStatus(_message.Message):
-    __slots__ = ("arena_bytes", "used_bytes", "block_count", "pages", "nodes")
+    __slots__ = ("arena_bytes", "used_bytes", "block_count", "pages", "nodes", "read_bytes", "written_bytes")
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     arena_bytes: int
     used_bytes: int
     block_count: int
     pages: str
     nodes: _containers.RepeatedCompositeFieldContainer[ArenaNodeStatus]
-    def __init__(self, arena_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., pages: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[ArenaNodeStatus, _Mapping]]] = ...) -> None: ...
+    read_bytes: int
+    written_bytes: int
+    def __init__(self, arena_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., pages: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[ArenaNodeStatus, _Mapping]]] = ..., read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ...) -> None: ...
+
+class ClassStatus(_message.Message):
+    __slots__ = ("job_class", "done_count", "block_count", "payload_bytes", "recent_count", "p50", "p99")
+    JOB_CLASS_FIELD_NUMBER: _ClassVar[int]
+    DONE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECENT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    P50_FIELD_NUMBER: _ClassVar[int]
+    P99_FIELD_NUMBER: _ClassVar[int]
+    job_class: str
+    done_count: int
+    block_count: int
+    payload_bytes: int
+    recent_count: int
+    p50: _duration_pb2.Duration
+    p99: _duration_pb2.Duration
+    def __init__(self, job_class: _Optional[str] = ..., done_count: _Optional[int] = ..., block_count: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., recent_count: _Optional[int] = ..., p50: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., p99: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class QueueStatus(_message.Message):
+    __slots__ = ("volume", "job_class", "ticket_count", "waiting_bytes", "job_count", "in_flight_bytes")
+    VOLUME_FIELD_NUMBER: _ClassVar[int]
+    JOB_CLASS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    JOB_COUNT_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    volume: str
+    job_class: str
+    ticket_count: int
+    waiting_bytes: int
+    job_count: int
+    in_flight_bytes: int
+    def __init__(self, volume: _Optional[str] = ..., job_class: _Optional[str] = ..., ticket_count: _Optional[int] = ..., waiting_bytes: _Optional[int] = ..., job_count: _Optional[int] = ..., in_flight_bytes: _Optional[int] = ...) -> None: ...
+
+class HitStatus(_message.Message):
+    __slots__ = ("looked_up_count", "held_count", "asked_count", "restored_count")
+    LOOKED_UP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    HELD_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ASKED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    looked_up_count: int
+    held_count: int
+    asked_count: int
+    restored_count: int
+    def __init__(self, looked_up_count: _Optional[int] = ..., held_count: _Optional[int] = ..., asked_count: _Optional[int] = ..., restored_count: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("name", "pid", "restart_count", "placement", "copies_by")
@@ -109,7 +163,7 @@ class Counter(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("version", "pid", "uptime", "state", "sessions", "arena", "volumes", "workers", "block_count", "block_count_max", "held_count", "paths", "counters", "gpus")
+    __slots__ = ("version", "pid", "uptime", "state", "sessions", "arena", "volumes", "workers", "block_count", "block_count_max", "held_count", "paths", "counters", "gpus", "classes", "queues", "hits")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     UPTIME_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +178,9 @@ class StatusResponse(_message.Message):
     PATHS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     GPUS_FIELD_NUMBER: _ClassVar[int]
+    CLASSES_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
     version: str
     pid: int
     uptime: _duration_pb2.Duration
@@ -138,7 +195,10 @@ class StatusResponse(_message.Message):
     paths: _containers.RepeatedCompositeFieldContainer[_offload_pb2.PathCapability]
     counters: _containers.RepeatedCompositeFieldContainer[Counter]
     gpus: _containers.RepeatedCompositeFieldContainer[GpuStatus]
-    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., state: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., arena: _Optional[_Union[ArenaStatus, _Mapping]] = ..., volumes: _Optional[_Iterable[_Union[VolumeStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., block_count: _Optional[int] = ..., block_count_max: _Optional[int] = ..., held_count: _Optional[int] = ..., paths: _Optional[_Iterable[_Union[_offload_pb2.PathCapability, _Mapping]]] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping]]] = ..., gpus: _Optional[_Iterable[_Union[GpuStatus, _Mapping]]] = ...) -> None: ...
+    classes: _containers.RepeatedCompositeFieldContainer[ClassStatus]
+    queues: _containers.RepeatedCompositeFieldContainer[QueueStatus]
+    hits: HitStatus
+    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., state: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., arena: _Optional[_Union[ArenaStatus, _Mapping]] = ..., volumes: _Optional[_Iterable[_Union[VolumeStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., block_count: _Optional[int] = ..., block_count_max: _Optional[int] = ..., held_count: _Optional[int] = ..., paths: _Optional[_Iterable[_Union[_offload_pb2.PathCapability, _Mapping]]] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping]]] = ..., gpus: _Optional[_Iterable[_Union[GpuStatus, _Mapping]]] = ..., classes: _Optional[_Iterable[_Union[ClassStatus, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[QueueStatus, _Mapping]]] = ..., hits: _Optional[_Union[HitStatus, _Mapping]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ()
@@ -173,7 +233,7 @@ class VolumesResponse(_message.Message):
     def __init__(self, volumes: _Optional[_Iterable[_Union[VolumeStatus, _Mapping]]] = ...) -> None: ...
 
 class VolumeStatus(_message.Message):
-    __slots__ = ("path", "uuid", "state", "volume_bytes", "used_bytes", "block_count", "slab_count", "cut_count", "open_count", "file_system", "direct_io", "scan_header_bytes", "recovery", "reads_breaker", "writes_breaker", "late_count")
+    __slots__ = ("path", "uuid", "state", "volume_bytes", "used_bytes", "block_count", "slab_count", "cut_count", "open_count", "file_system", "direct_io", "scan_header_bytes", "recovery", "reads_breaker", "writes_breaker", "late_count", "read_bytes", "written_bytes")
     PATH_FIELD_NUMBER: _ClassVar[int]
     UUID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +250,8 @@ class VolumeStatus(_message.Message):
     READS_BREAKER_FIELD_NUMBER: _ClassVar[int]
     WRITES_BREAKER_FIELD_NUMBER: _ClassVar[int]
     LATE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     path: str
     uuid: str
     state: str
@@ -206,7 +268,9 @@ class VolumeStatus(_message.Message):
     reads_breaker: str
     writes_breaker: str
     late_count: int
-    def __init__(self, path: _Optional[str] = ..., uuid: _Optional[str] = ..., state: _Optional[str] = ..., volume_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., slab_count: _Optional[int] = ..., cut_count: _Optional[int] = ..., open_count: _Optional[int] = ..., file_system: _Optional[str] = ..., direct_io: _Optional[str] = ..., scan_header_bytes: _Optional[int] = ..., recovery: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reads_breaker: _Optional[str] = ..., writes_breaker: _Optional[str] = ..., late_count: _Optional[int] = ...) -> None: ...
+    read_bytes: int
+    written_bytes: int
+    def __init__(self, path: _Optional[str] = ..., uuid: _Optional[str] = ..., state: _Optional[str] = ..., volume_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., slab_count: _Optional[int] = ..., cut_count: _Optional[int] = ..., open_count: _Optional[int] = ..., file_system: _Optional[str] = ..., direct_io: _Optional[str] = ..., scan_header_bytes: _Optional[int] = ..., recovery: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reads_breaker: _Optional[str] = ..., writes_breaker: _Optional[str] = ..., late_count: _Optional[int] = ..., read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ...) -> None: ...
 
 class WatchEventsRequest(_message.Message):
     __slots__ = ()

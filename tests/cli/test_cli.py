@@ -84,6 +84,9 @@ def busy_status() -> admin_pb2.StatusResponse:
                 volumes=[offload_pb2.VolumeRates(volume="/dev/nvme0n1", restore_bytes_per_s=6_200_000_000, restore_auto=True, note="no scratch area")],
             ),
         ],
+        classes=[admin_pb2.ClassStatus(job_class="interactive", done_count=7, recent_count=7, p50=Duration(nanos=2_000_000), p99=Duration(seconds=1))],
+        queues=[admin_pb2.QueueStatus(job_class="interactive", ticket_count=2, waiting_bytes=MIB)],
+        hits=admin_pb2.HitStatus(looked_up_count=10, held_count=9),
         counters=[
             admin_pb2.Counter(name='offloadd_blocks_total{operation="evict",outcome="stored",tier="arena"}', value=123_456),
             admin_pb2.Counter(name='offloadd_bytes_total{operation="evict",tier="arena",path="ddr",way="plain"}', value=3 * GIB),
@@ -193,18 +196,21 @@ def test_a_running_daemon_tells_its_status(runtime_dir: Path) -> None:
 
 def test_the_json_has_every_field_of_the_answer() -> None:
     values = values_of(busy_status())
-    renamed = {"uptime": "uptime_s", "recovery": "recovery_s"}
+    renamed = {"uptime": "uptime_s", "recovery": "recovery_s", "p50": "p50_s", "p99": "p99_s"}
 
     def names(message: object) -> set[str]:
         return {renamed.get(field.name, field.name) for field in message.DESCRIPTOR.fields}  # type: ignore[attr-defined]
 
     assert set(values) == names(admin_pb2.StatusResponse)
     assert set(values["arena"]) == names(admin_pb2.ArenaStatus)
+    assert set(values["hits"]) == names(admin_pb2.HitStatus)
     for name, message in (
         ("volumes", admin_pb2.VolumeStatus),
         ("sessions", admin_pb2.SessionStatus),
         ("workers", admin_pb2.WorkerStatus),
         ("gpus", admin_pb2.GpuStatus),
+        ("classes", admin_pb2.ClassStatus),
+        ("queues", admin_pb2.QueueStatus),
         ("paths", offload_pb2.PathCapability),
     ):
         assert set(values[name][0]) == names(message)

@@ -28,6 +28,7 @@ from offloadd.offload.regions import Region, Regions
 from offloadd.offload.restore import Restorer
 from offloadd.offload.sessions import SessionTable
 from offloadd.offload.spill import Spiller
+from offloadd.scheduler.job_class import JobClass
 from tests.offload.queues import queue_of
 
 BLOCK_BYTES = 4096
@@ -38,9 +39,9 @@ class Quiet:
 
     def request_done(self, operation: str, answer: Any) -> None: ...
 
-    def bytes_moved(self, operation: str, uses: Any) -> None: ...
+    def move_over(self, operation: str, job_class: Any, move: Any, seconds: float) -> None: ...
 
-    def blocks(self, operation: str, outcome: str, tier: Tier, count: int) -> None: ...
+    def lookup_done(self, asked_count: int, held_count: int, seconds: float) -> None: ...
 
     def remote_blocks(self, operation: str, count: int) -> None: ...
 
@@ -246,6 +247,39 @@ async def test_incident_1_an_evict_is_not_answered_before_every_source_was_copie
     assert (await evict).status.tolist() == [EvictStatus.STORED] * 4
     front.done(job)
     await front.core.idle()
+
+
+class Recorder(Quiet):
+    """Remembers the moves that are over."""
+
+    def __init__(self) -> None:
+        self.over: list[tuple[str, int, list[tuple[str, int, int]]]] = []
+        self.requests: list[tuple[str, str, int]] = []
+
+    def request_done(self, operation: str, answer: Any) -> None:
+        self.requests.append((operation, answer.job_class.name, answer.clock.checksum_ns))
+
+    def move_over(self, operation: str, job_class: Any, move: Any, seconds: float) -> None:
+        assert seconds > 0
+        self.over.append((operation, int(job_class), [(use.path.name, use.block_count, clock.checksum_ns) for use, clock in move.clocks]))
+
+
+async def test_the_time_of_what_comes_after_a_copied_answer_is_told_when_the_move_is_over(front: Front) -> None:
+    front.core.observer = recorder = Recorder()
+    evict = front.evict(0, "ab")
+    job = await front.job()
+    front.copied(job)
+    await evict
+    assert recorder.requests == [("evict", "PREEMPT", 0)] and recorder.over == [], "told before it was known"
+    results = np.zeros(2, dtype=RESULT_DTYPE)
+    results["position"] = [0, 1]
+    front.lane.send(
+        SliceDone(job=job.job, results=results.tobytes(), queue_ns=1, copy_ns=2, checksum_ns=3_000, io_ns=4, payload_bytes=2 * BLOCK_BYTES, io_bytes=0)
+    )
+    await front.core.idle()
+    assert recorder.over == [("evict", JobClass.PREEMPT, [("DDR", 2, 3_000)])]
+    mine = front.core.activity.classes[JobClass.PREEMPT]
+    assert (mine.done_count, mine.block_count, mine.payload_bytes) == (1, 2, 2 * BLOCK_BYTES)
 
 
 async def test_an_evict_that_waits_for_its_engine_holds_up_no_other(front: Front) -> None:

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from offloadd.scheduler.arbiter import QUIET_NS, STALLED_NS
 from offloadd.scheduler.fair_queue import Ticket
 from offloadd.scheduler.job_class import ARENA_PRECEDENCE, BACKGROUND, INTERACTIVE, PREEMPT, PREFETCH, SPILL, VOLUME_PRECEDENCE, JobClass, Precedence
-from offloadd.scheduler.lane_queue import PARKED_JOBS_MAX, LaneQueue
+from offloadd.scheduler.lane_queue import PARKED_JOBS_MAX, Depth, LaneQueue
 from tests.scheduler.queues import BLOCK, arbiter_of, queue_of, sent, submit
 
 
@@ -32,6 +32,21 @@ def test_restores_overtake_waiting_evicts() -> None:
     assert sent(queue.take(0)) == []
     queue.finish(3)
     assert sent(queue.take(0)) == [2]
+
+
+def test_the_depth_of_a_queue_is_what_waits_and_what_is_in_flight() -> None:
+    queue = queue_of(restore=2 * BLOCK)
+    submit(queue, INTERACTIVE, 1, count=5)
+    submit(queue, PREEMPT, 2, 3, count=2)
+    assert queue.depths() == [Depth(1, 5 * BLOCK), Depth(), Depth(2, 4 * BLOCK), Depth(), Depth()]
+    assert sent(queue.take(0)) == [1, 1]
+    assert queue.depths()[INTERACTIVE] == Depth(1, 3 * BLOCK, 2, 2 * BLOCK)
+    queue.park(1)
+    assert queue.depths()[INTERACTIVE] == Depth(1, 3 * BLOCK, 2, BLOCK), "what waits for its engine is a job, and takes no room"
+    queue.finish(1)
+    queue.finish(2)
+    queue.drop(1)
+    assert queue.depths()[INTERACTIVE] == Depth()
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_what_is_over_a_volumes_write_budget_is_rejected_and_not_spilled_and_tol
         assert 40 <= stored < 60
         refused = {(outcome.status, outcome.reason) for outcome in answer.outcomes if outcome.status != EvictStatus.STORED}
         assert refused == {(EvictStatus.REJECTED, Reason.WRITE_BUDGET)}
-        assert daemon.counters()["evict_rejected_write_budget"] == 60 - stored
+        assert daemon.counters()['offloadd_not_stored_total{outcome="rejected",reason="write_budget"}'] == 60 - stored
         assert engine.evict(range(60, 64), ["a", "b", "c", "d"]).all_stored, "the arena takes them"
         daemon.wait_until(lambda: daemon.counters().get("spill_blocks_failed_write_budget", 0) > 0, "a spill that is left out")
         assert engine.restore(range(4), ["a", "b", "c", "d"]).restored_count == 4

@@ -44,7 +44,7 @@ def test_metrics_tell_what_was_moved(daemon: DaemonProcess, client: Client) -> N
     assert 'offloadd_blocks_total{operation="evict",outcome="stored",tier="volume"} 4.0' in text
     assert 'offloadd_blocks_total{operation="restore",outcome="restored",tier="volume"} 3.0' in text
     assert f'offloadd_bytes_total{{operation="restore",path="host",tier="volume",way="plain"}} {float(3 * 64 * KIB)}' in text
-    assert 'offloadd_misses_total{reason="not_found"} 1.0' in text
+    assert 'offloadd_misses_total{outcome="not_found",reason="none"} 1.0' in text
 
 
 def test_status_is_a_table_for_people_and_json_for_programs(daemon: DaemonProcess, client: Client) -> None:
