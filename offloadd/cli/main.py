@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from offloadd import __version__
-from offloadd.cli import doctor, drain, status, volume
+from offloadd.cli import doctor, drain, status, top, volume
 from offloadd.config import load_config
 from offloadd.errors import OffloaddError
 from offloadd.units import format_bytes
@@ -23,6 +23,7 @@ config_app = typer.Typer(help="Configuration files.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(volume.app, name="volume")
 app.command("status")(status.show_status)
+app.command("top")(top.show_top)
 app.command("drain")(drain.drain)
 app.command("doctor")(doctor.show_diagnosis)
 
