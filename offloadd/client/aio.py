@@ -26,7 +26,6 @@ from offloadd.v1 import offload_pb2 as pb
 from offloadd.v1.offload_pb2_grpc import OffloadServiceStub
 
 T = TypeVar("T")
-Metadata = tuple[tuple[str, str], ...]
 
 
 @dataclass(eq=False, slots=True)
@@ -39,7 +38,7 @@ class _Link:
     stream: Any
     #: Reads the session's stream to its end; held here, since the loop holds tasks weakly.
     reader: "asyncio.Task[None]"
-    metadata: Metadata = field(repr=False)
+    metadata: calls.Metadata = field(repr=False)
     capabilities: Capabilities
     memory_ids: dict[HostMemory | DeviceMemory, bytes] = field(default_factory=dict)
     registered: set[Region] = field(default_factory=set)
@@ -319,16 +318,16 @@ class AsyncClient:
         await self.close()
 
     async def _unary(self, link: _Link, method: Callable[..., Any], request: object, deadline_s: float | None = None) -> Any:
-        return await method(request, timeout=calls.timeout_s(link.capabilities, deadline_s), metadata=link.metadata)
+        return await method(request, timeout=calls.timeout_s(link.capabilities, deadline_s), metadata=calls.traced(link.metadata))
 
     async def _bounded(self, link: _Link, method: Callable[..., Any], request: object, deadline_s: float | None) -> Any:
         """A call whose request has no field for a deadline: gRPC's is the one that the daemon answers by."""
-        return await method(request, timeout=calls.deadline_s(link.capabilities, deadline_s), metadata=link.metadata)
+        return await method(request, timeout=calls.deadline_s(link.capabilities, deadline_s), metadata=calls.traced(link.metadata))
 
     async def _restore_parts(self, link: _Link, blocks: Blocks | Sequence[Blocks], options: dict[str, Any]) -> AsyncGenerator[RestorePart, None]:
         parser = convert.RestoreParser(convert.block_count(blocks))
         timeout_s = calls.timeout_s(link.capabilities, options["deadline_s"])
-        stream = link.stub.Restore(convert.restore_request(blocks, **options), timeout=timeout_s, metadata=link.metadata)
+        stream = link.stub.Restore(convert.restore_request(blocks, **options), timeout=timeout_s, metadata=calls.traced(link.metadata))
         try:
             async for message in stream:
                 yield parser.part(message)

@@ -28,7 +28,6 @@ from offloadd.v1 import offload_pb2 as pb
 from offloadd.v1.offload_pb2_grpc import OffloadServiceStub
 
 T = TypeVar("T")
-Metadata = tuple[tuple[str, str], ...]
 
 
 @dataclass(eq=False, slots=True)
@@ -39,7 +38,7 @@ class _Link:
     channel: grpc.Channel
     stub: Any
     stream: Any
-    metadata: Metadata = field(repr=False)
+    metadata: calls.Metadata = field(repr=False)
     capabilities: Capabilities
     memory_ids: dict[HostMemory | DeviceMemory, bytes] = field(default_factory=dict)
     registered: set[Region] = field(default_factory=set)
@@ -312,11 +311,11 @@ class Client:
         self.close()
 
     def _unary(self, link: _Link, method: Callable[..., Any], request: object, deadline_s: float | None = None) -> Any:
-        return method(request, timeout=calls.timeout_s(link.capabilities, deadline_s), metadata=link.metadata)
+        return method(request, timeout=calls.timeout_s(link.capabilities, deadline_s), metadata=calls.traced(link.metadata))
 
     def _bounded(self, link: _Link, method: Callable[..., Any], request: object, deadline_s: float | None) -> Any:
         """A call whose request has no field for a deadline: gRPC's is the one that the daemon answers by."""
-        return method(request, timeout=calls.deadline_s(link.capabilities, deadline_s), metadata=link.metadata)
+        return method(request, timeout=calls.deadline_s(link.capabilities, deadline_s), metadata=calls.traced(link.metadata))
 
     def _restore_parts(self, link: _Link, blocks: Blocks | Sequence[Blocks], options: dict[str, Any]) -> Generator[RestorePart, None, None]:
         parser = convert.RestoreParser(convert.block_count(blocks))

@@ -1,6 +1,7 @@
 """How a client calls: channel options, timeouts, back-off, and errors out of gRPC's. Shared by the blocking and the asyncio client."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,25 @@ BACKOFF_MAX_S = 1.0
 
 #: After these the session may be gone: attach again, register again, repeat.
 RECOVERABLE = (Unavailable, UnknownSession)
+
+
+#: What calls carry as metadata.
+Metadata = tuple[tuple[str, str], ...]
+
+
+def traced(metadata: Metadata) -> Metadata:
+    """The metadata of a call with the W3C trace context of whoever makes it, so that the daemon's span stands in the engine's trace.
+
+    Whoever has a span has imported OpenTelemetry: where that is not so, nothing is, and nothing is imported for it.
+    """
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None or not trace.get_current_span().get_span_context().is_valid:
+        return metadata
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier)
+    return (*metadata, *carrier.items())
 
 
 def grpc_target(runtime_dir: Path, socket_name: str) -> str:

@@ -3,6 +3,7 @@
 import ipaddress
 import os
 import re
+import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -60,14 +61,34 @@ def _split_address(value: str) -> tuple[str, int] | None:
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise _wrong('HOST:PORT with a port from 0 to 65535 is needed, or "" for none')
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
     # The endpoint asks nobody who they are, and block counts by time tell something of what other tenants do.
-    if not loopback:
+    if not _is_loopback(host):
         raise _wrong("only a loopback address is accepted: 127.0.0.1, [::1] or localhost")
     return host, int(port)
+
+
+def _collector(value: str) -> str:
+    if not value:
+        return value
+    scheme, _, address = value.partition("://")
+    try:
+        parts = urllib.parse.urlsplit(value)
+        whole = scheme in ("http", "https") and bool(parts.hostname) and parts.port and parts.netloc == address and not parts.username
+    except ValueError:
+        whole = False
+    if not whole:
+        raise _wrong('http://HOST:PORT or https://HOST:PORT is needed, or "" for none')
+    # Spans tell of what tenants do, as the metrics do.
+    if scheme == "http" and not _is_loopback(parts.hostname or ""):
+        raise _wrong("without encryption only a loopback address is accepted: 127.0.0.1, [::1] or localhost; https:// goes anywhere")
+    return value
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 Size = Annotated[int, BeforeValidator(_size)]
@@ -280,6 +301,20 @@ class BreakerConfig(_Section):
     probe_wait_s: Seconds = Field(default=2.0, ge=0.1, le=60, description="Time that a probe may take.")
 
 
+class TracingConfig(_Section):
+    """Spans of calls for an OpenTelemetry collector. Needs the extra otel."""
+
+    endpoint: Annotated[str, AfterValidator(_collector)] = Field(
+        default="",
+        description="Collector: http://HOST:PORT on a loopback address, or https://HOST:PORT; OTLP over gRPC. An empty string turns it off.",
+    )
+    root_ratio: Annotated[float, Field(allow_inf_nan=False)] = Field(
+        default=0.0, ge=0, le=1, description="Part of the calls without a trace context of their own that begins a trace."
+    )
+    spans_per_s_max: int = Field(default=100, ge=1, le=10_000, description="Calls traced a second; those beyond are counted as lost.")
+    queue_spans_max: int = Field(default=2048, ge=16, le=65536, description="Spans that wait for the collector; those beyond are counted as lost.")
+
+
 class Config(_Section):
     """The whole file."""
 
@@ -289,6 +324,7 @@ class Config(_Section):
     mover: MoverConfig = Field(default_factory=MoverConfig, description="The processes that move bytes.")
     gpu: GpuConfig = Field(default_factory=GpuConfig, description="The GPUs whose engines are served.")
     breaker: BreakerConfig = Field(default_factory=BreakerConfig, description="When a volume that hangs or fails is not used.")
+    tracing: TracingConfig = Field(default_factory=TracingConfig, description="Spans for an OpenTelemetry collector.")
     volume: Annotated[tuple[VolumeConfig, ...], BeforeValidator(_a_list)] = Field(
         default=(), max_length=64, description="The volumes, in the order of their use."
     )

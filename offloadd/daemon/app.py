@@ -16,6 +16,7 @@ from offloadd.daemon.gauges import refresh_gauges
 from offloadd.daemon.lock import RuntimeDirectory
 from offloadd.daemon.notify import ask_for_time, feed_watchdog, notify
 from offloadd.daemon.observer import CallCounter, MetricsObserver
+from offloadd.daemon.tracing import make_tracing
 from offloadd.errors import ConfigError
 from offloadd.memory.topology import read_topology
 from offloadd.metrics.registry import Metrics
@@ -128,7 +129,8 @@ class Daemon:
             methods=CALL_NAMES,
             codes=CODE_NAMES,
         )
-        self.metrics.show_limits({name: float(value) for name, value in config.limits.model_dump().items()})
+        limits_shown = config.limits.model_dump() | config.tracing.model_dump(include={"spans_per_s_max", "queue_spans_max"})
+        self.metrics.show_limits({name: float(value) for name, value in limits_shown.items()})
         observer = MetricsObserver(self.metrics)
         self.offload = Offload(settings, observer)
         self.stopping = asyncio.Event()
@@ -137,6 +139,10 @@ class Daemon:
         calls_max = limits.requests_max + CALLS_BESIDE_REQUESTS
         runtime_dir = config.daemon.runtime_dir
         watchers: list[CallWatcher] = [CallCounter(self.metrics)]
+        self._tracing = make_tracing(config.tracing)
+        if self._tracing is not None:
+            watchers.append(self._tracing.calls)
+            observer.on_answer = self._tracing.calls.answered
         self._engines = GrpcServer(
             runtime_dir / GRPC_SOCKET, mode=SOCKET_MODE, message_bytes_max=limits.message_bytes_max, calls_max=calls_max, watchers=watchers
         )
@@ -186,6 +192,8 @@ class Daemon:
         while True:
             try:
                 refresh_gauges(self.metrics, self.offload)
+                if self._tracing is not None:
+                    self._tracing.show(self.metrics)
             except Exception:
                 # Gauges that stand still would look like a daemon that does.
                 self.offload.core.counters["faults"] += 1
@@ -216,6 +224,8 @@ class Daemon:
         await self._attach.close()
         await self._engines.stop(STOP_GRACE_S)
         await self._operators.stop(STOP_GRACE_S)
+        if self._tracing is not None:
+            await self._tracing.close()
         for task in self._background:
             task.cancel()
         if self._metrics_server is not None:

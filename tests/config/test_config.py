@@ -116,6 +116,52 @@ def test_metrics_are_served_on_loopback_only(tmp_path: Path, address: str) -> No
     assert "only a loopback address" in refusal(tmp_path, f"[daemon]\nmetrics_listen = '{address}'")
 
 
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:4317", "http://[::1]:4317", "http://localhost:4317", "https://collector.example.org:4317", ""])
+def test_a_collector_is_reached_on_loopback_or_encrypted(tmp_path: Path, endpoint: str) -> None:
+    assert load(tmp_path, f"[tracing]\nendpoint = '{endpoint}'").tracing.endpoint == endpoint
+
+
+@pytest.mark.parametrize("endpoint", ["http://10.0.0.1:4317", "http://0.0.0.0:4317", "http://collector.example.org:4317"])
+def test_spans_do_not_leave_the_machine_in_the_clear(tmp_path: Path, endpoint: str) -> None:
+    message = refusal(tmp_path, f"[tracing]\nendpoint = '{endpoint}'")
+    assert f'tracing.endpoint is "{endpoint}"; without encryption only a loopback address' in message
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "127.0.0.1:4317",
+        "http://127.0.0.1",
+        "http://127.0.0.1:0",
+        "http://127.0.0.1:70000",
+        "http://127.0.0.1:4317/v1/traces",
+        "grpc://127.0.0.1:4317",
+        "http://user:secret@127.0.0.1:4317",
+        "http://:4317",
+        "https://",
+        "http://127.0.0.1:x",
+        "http://[::1:4317",
+        "http://127.0.0.1:4317?x",
+        "http://127.0.0.1:4317#x",
+    ],
+)
+def test_a_collectors_address_that_is_none_is_refused_by_its_key(tmp_path: Path, endpoint: str) -> None:
+    assert f'tracing.endpoint is "{endpoint}"; http://HOST:PORT or https://HOST:PORT is needed' in refusal(tmp_path, f"[tracing]\nendpoint = '{endpoint}'")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "limit"),
+    [
+        ("root_ratio", "1.1", "at most 1"),
+        ("root_ratio", "-0.1", "at least 0"),
+        ("spans_per_s_max", "0", "at least 1"),
+        ("queue_spans_max", "15", "at least 16"),
+    ],
+)
+def test_limits_of_tracing_are_held(tmp_path: Path, key: str, value: str, limit: str) -> None:
+    assert f"tracing.{key} is {value}; {limit}" in refusal(tmp_path, f"[tracing]\n{key} = {value}")
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:x"])
 def test_a_metrics_address_without_a_port_is_refused(tmp_path: Path, address: str) -> None:
     assert "HOST:PORT" in refusal(tmp_path, f"[daemon]\nmetrics_listen = '{address}'")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from offloadd.config import ArenaConfig, BreakerConfig, Config, DaemonConfig, GpuConfig, LimitsConfig, MoverConfig, VolumeConfig, load_config
+from offloadd.config import ArenaConfig, BreakerConfig, Config, DaemonConfig, GpuConfig, LimitsConfig, MoverConfig, TracingConfig, VolumeConfig, load_config
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 #: Their defaults depend on the machine.
@@ -23,7 +23,15 @@ def test_the_example_equals_the_defaults() -> None:
 def test_the_example_has_every_key() -> None:
     text = (SYSTEMD / "offloadd.toml").read_text()
     uncommented = re.sub(r"^#(\w+ = |\[\[)", r"\1", text, flags=re.MULTILINE)
-    sections = {"daemon": DaemonConfig, "limits": LimitsConfig, "arena": ArenaConfig, "mover": MoverConfig, "gpu": GpuConfig, "breaker": BreakerConfig}
+    sections = {
+        "daemon": DaemonConfig,
+        "limits": LimitsConfig,
+        "arena": ArenaConfig,
+        "mover": MoverConfig,
+        "gpu": GpuConfig,
+        "breaker": BreakerConfig,
+        "tracing": TracingConfig,
+    }
     values = tomllib.loads(text)
     everything = tomllib.loads(uncommented)
     assert set(everything) == {*sections, "volume"}
@@ -59,3 +67,13 @@ def test_the_unit_is_hardened(tmp_path: Path) -> None:
     assert exposure is not None, done.stdout + done.stderr
     # A bare unit scores 9.6. What keeps ours from 0: a GPU, loopback, NUMA binding and the uids of its peers.
     assert float(exposure.group(1)) <= 1.6
+    told = re.search(r"rates its exposure at most ([0-9.]+) of 10", (SYSTEMD.parent / "README.md").read_text())
+    assert told is not None and float(told.group(1)) == 1.6
+
+
+def test_the_unit_is_ready_when_the_daemon_says_so_and_has_a_watchdog_and_a_directory() -> None:
+    lines = (SYSTEMD / "offloadd.service").read_text().splitlines()
+    for line in ("Type=notify", "NotifyAccess=main", "WatchdogSec=30", "RuntimeDirectory=offloadd", "RuntimeDirectoryMode=0750", "Restart=on-failure"):
+        assert line in lines
+    # READY and the feeding of the watchdog by the event loop: tests/system/test_drain.py and tests/daemon/test_notify.py.
+    assert not any(line.startswith("ExecStartPost") for line in lines), "readiness is the daemon's to tell"

@@ -33,6 +33,8 @@ class DaemonProcess:
     io_threads: int = 8
     #: Further keys of each volume.
     volume_keys: dict[str, object] = field(default_factory=dict)
+    #: Further sections of the configuration.
+    sections: dict[str, dict[str, object]] = field(default_factory=dict)
     #: Files of the daemon and its workers may not grow beyond this (RLIMIT_FSIZE): a disk that is full, without a disk.
     file_bytes_max: int = 0
     gpus: tuple[str, ...] = ()
@@ -62,6 +64,7 @@ class DaemonProcess:
         text = section("daemon", {"runtime_dir": str(self.runtime_dir), "metrics_listen": "127.0.0.1:0", "log_format": "text", "log_level": "info"})
         text += section("arena", {"arena_bytes": self.arena_bytes, "slab_bytes": 16 * MIB, "huge_pages": "never"})
         text += section("mover", self.mover) + section("limits", self.limits)
+        text += "".join(section(name, values) for name, values in self.sections.items())
         text += section("gpu", {"devices": list(self.gpus), "copies": self.gpu_copies, "measure_interval_s": float(self.measure_interval_s)})
         for volume in self.volumes:
             keys = {"path": str(volume), "open_slabs": self.open_slabs, "io_threads": self.io_threads, **self.volume_keys}
