@@ -5,6 +5,7 @@
 #   make lint    the checks alone
 #   make proto   regenerate offloadd/v1 from protos/
 #   make bench   every benchmark
+#   make torture tests of promises with the counts of a night, hours; PROMISES="P6 P11" runs some, SHARE=0.1 a tenth of the counts
 #   make report  bench/results/report.html of what `make bench` wrote
 #   make clean   remove what was built and cached; `make distclean` removes .venv as well
 #
@@ -22,6 +23,8 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PYTEST_ARGS ?=
+PROMISES ?=
+SHARE ?= 1
 PROTOS := $(wildcard protos/offloadd/v1/*.proto)
 BENCHES = $(basename $(notdir $(shell grep -l 'with benchmark(' bench/*.py 2>/dev/null)))
 
@@ -32,10 +35,10 @@ TAKES_run := less than a minute
 TAKES_test := some minutes the first time: PyTorch alone is 0.2 to 3 GB, depending on the build that is offered
 TAKES_bench := less than a minute
 
-.PHONY: help test demo lint pytest proto bench report clean distclean
+.PHONY: help test torture demo lint pytest proto bench report clean distclean
 
 help:
-	@sed -n '3,11s/^# \{0,1\}//p' Makefile
+	@sed -n '3,12s/^# \{0,1\}//p' Makefile
 
 # Sub-makes, so that the checks fail before the long part starts, also under -j.
 test:
@@ -44,6 +47,9 @@ test:
 
 pytest: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+torture: $(VENV)/.installed-test
+	@$(BIN)/python -m pytest -v --torture "$(SHARE)" --promises "$(PROMISES)" $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-test
 	@echo "checks: ruff, mypy --strict, import contracts, buf"

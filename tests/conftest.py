@@ -3,9 +3,22 @@
 import pytest
 from hypothesis import settings
 
+from .torture import Torture, add_options, rounds, within
+
+__all__ = ["rounds", "within"]
+
 # A slow machine is no failure.
 settings.register_profile("offloadd", deadline=None, print_blob=True)
 settings.load_profile("offloadd")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--torture") is not None:
+        config.pluginmanager.register(Torture(config))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

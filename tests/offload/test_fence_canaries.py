@@ -16,9 +16,9 @@ from offloadd.model.enums import Path as Way
 from offloadd.model.requests import EvictOptions, RestoreOptions
 
 from ..mover.mover_harness import ANSWER_TIMEOUT_S
+from ..torture import Rounds
 from .inside import PAYLOAD_BYTES, Engine, Hold, InsideOffload, close_inside, make_inside
 
-ROUNDS = 500
 SEED = int(os.environ.get("OFFLOADD_TEST_SEED", "20"))
 #: Requests of a round, and blocks of each.
 REQUESTS_MAX = 3
@@ -129,7 +129,8 @@ async def _play(number: int, offload: InsideOffload, engine: Engine, hold: Hold,
     return await engine.register() if this.unproven else engine
 
 
-async def test_engine_memory_is_not_touched_after_the_answer_in_500_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.torture("P6")
+async def test_engine_memory_is_not_touched_after_the_answer_however_it_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: Rounds) -> None:
     offload, volumes = await make_inside(tmp_path)
     canaries = Canaries()
     hold = Hold(monkeypatch)
@@ -137,7 +138,7 @@ async def test_engine_memory_is_not_touched_after_the_answer_in_500_rounds(tmp_p
     await _store(offload, await Engine(offload, 10, "library").register())
     engine = await Engine(offload, REQUESTS_MAX * BLOCKS_MAX).register()
     assert engine.bytes.nbytes == REQUESTS_MAX * BLOCKS_MAX * PAYLOAD_BYTES
-    for number in range(ROUNDS):
+    for number in range(rounds(500, 10_000, "rounds")):
         engine = await _play(number, offload, engine, hold, canaries)
     # What was held and called off so often is as good as new.
     options = RestoreOptions(deadline_s=clock.monotonic_s() + ANSWER_TIMEOUT_S)
