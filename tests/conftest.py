@@ -3,7 +3,8 @@
 import pytest
 from hypothesis import settings
 
-from .torture import Torture, add_options, rounds, within
+from . import root, torture
+from .torture import rounds, within
 
 __all__ = ["rounds", "within"]
 
@@ -13,12 +14,14 @@ settings.load_profile("offloadd")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    add_options(parser)
+    torture.add_options(parser)
+    root.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(root.RootCases(config))
     if config.getoption("--torture") is not None:
-        config.pluginmanager.register(Torture(config))
+        config.pluginmanager.register(torture.Torture(config))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -227,11 +227,11 @@ class Engine:
         return {"requests": requests, "restored_count": restored}
 
 
-def main() -> None:
+def main(kind: type[Engine] = Engine) -> None:
     """Serve commands until the standard input ends."""
     runtime_dir = Path(sys.argv[1])
     with Client.connect(runtime_dir, instance=sys.argv[2], process="bench") as client:
-        engine = Engine(runtime_dir, client)
+        engine = kind(runtime_dir, client)
         _say({"tenant": client.tenant})
         for line in sys.stdin.buffer:
             arguments = msgspec.json.decode(line)

@@ -24,7 +24,17 @@ TIMEOUT_S = 120.0
 class Service:
     """A context manager. Seconds count from the spawn of the process, interpreter start included."""
 
-    def __init__(self, *, volumes: Sequence[Path], open_slabs: int, index_bytes_max: int, arena_bytes: int = 0, gpus: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        volumes: Sequence[Path],
+        open_slabs: int,
+        index_bytes_max: int,
+        arena_bytes: int = 0,
+        gpus: Sequence[str] = (),
+        command: Sequence[str] = ("-m", "offloadd", "serve", "--config"),
+    ) -> None:
+        """`command`: the interpreter's arguments, before the configuration's path."""
         self._directory = tempfile.TemporaryDirectory(prefix="offloadd-bench-")
         directory = Path(self._directory.name)
         self.runtime_dir = directory / "run"
@@ -42,7 +52,7 @@ class Service:
         self._events: list[tuple[float, dict[str, Any]]] = []
         self._start = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "offloadd", "serve", "--config", str(config)],
+            [sys.executable, *command, str(config)],
             env={**os.environ, "NOTIFY_SOCKET": str(directory / "notify")},
             stderr=subprocess.PIPE,
             cwd=ROOT,

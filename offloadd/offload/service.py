@@ -100,6 +100,8 @@ class OffloadSettings:
     numa_nodes: tuple[tuple[int, int], ...] = ()
     mover_module: str = "offloadd.mover.main"
     verify: bool = True
+    #: Makes the order of work of a lane. Another one than the scheduler's only in measurements of what that is worth.
+    lane_queue: Callable[[Arbiter, Windows], LaneQueue] = LaneQueue
 
 
 @dataclass(slots=True)
@@ -268,7 +270,7 @@ class Offload:
             name=name,
             tier=tier,
             path=path,
-            queue=LaneQueue(self._arbiter(volume), windows),
+            queue=settings.lane_queue(self._arbiter(volume), windows),
             device=device,
             volume=volume,
             traffic=self.core.traffic,

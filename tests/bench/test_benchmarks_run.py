@@ -35,4 +35,4 @@ def test_a_benchmark_runs_and_leaves_a_record(name: str, directory: Path) -> Non
 
 
 def test_every_benchmark_is_listed() -> None:
-    assert {"dispatch", "gpu_figures", "index_scale", "lookup", "recovery", "restore_latency"} <= set(BENCHMARKS)
+    assert {"dispatch", "gpu_figures", "index_scale", "interference", "lookup", "recovery", "restore_latency"} <= set(BENCHMARKS)

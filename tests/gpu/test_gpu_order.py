@@ -1,5 +1,7 @@
 """Copies keep the order that an engine's events and flags demand, and nothing waits for ever for an engine that does not come."""
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -236,6 +238,38 @@ def test_an_engine_that_dies_before_its_event_leaves_nothing(scene: Scene, kind:
     wait_until(lambda: not scene.daemon.status().sessions, "the end of the session")
     assert scene.node.mover(scene.daemon).pid == scene.mover.pid
     scene.engine = scene.new_engine()
+    scene.works()
+
+
+@pytest.mark.parametrize("kind", ["evict to the arena", "restore from a volume"])
+def test_a_mover_that_is_killed_before_the_event_costs_the_request_and_copies_nothing(scene: Scene, kind: str) -> None:
+    _with_an_event_that_does_not_come(scene, kind)
+    scene.ask(REQUESTS[kind].format(options="deadline_s=120"))
+    dead = scene.mover
+    os.kill(dead.pid, signal.SIGKILL)
+    answer = scene.answer()
+    assert {tuple(outcome[:2]) for outcome in answer["outcomes"]} == {("FAILED", "WORKER_LOST")} and answer["paths"] == []
+    scene.release()
+    assert scene.engine.run("result = engine.digest() == digest")
+    scene.mover = scene.node.mover(scene.daemon, after=dead)
+    scene.works()
+
+
+@pytest.mark.parametrize("kind", ["evict to the arena", "restore from a volume"])
+def test_a_request_whose_front_is_killed_before_its_event_is_repeated_and_waits_for_it(scene: Scene, kind: str) -> None:
+    _with_an_event_that_does_not_come(scene, kind)
+    scene.ask(REQUESTS[kind].format(options="deadline_s=120"))
+    dead = scene.mover
+    scene.daemon.restart(signal.SIGKILL)
+    scene.mover = scene.node.mover(scene.daemon, after=dead)
+    before = scene.looks()
+    wait_until(lambda: scene.looks() > before + 2 or scene.answered(), "the looks of the new mover")
+    assert not scene.answered()
+    scene.release()
+    outcomes = scene.answer()["outcomes"]
+    assert {outcome[0] for outcome in outcomes} == {"STORED" if "evict" in kind else "RESTORED"}
+    if "restore" in kind:
+        assert scene.engine.run("result = engine.wrong(range(8, 16), names)") == []
     scene.works()
 
 

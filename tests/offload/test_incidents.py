@@ -1,7 +1,8 @@
-"""What went wrong at comparable systems, with the mover's I/O or copies held by the test: classes 1, 2, 13 and 14."""
+"""What went wrong at comparable systems, with the mover's I/O or copies held by the test: classes 1, 2, 3, 7, 13 and 14."""
 
 import asyncio
 import errno
+import itertools
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -14,11 +15,12 @@ import pytest
 from offloadd import clock
 from offloadd.model.enums import AckLevel, EvictStatus, Reason, RestoreStatus
 from offloadd.model.requests import EvictOptions, RestoreOptions
-from offloadd.mover import handover, slot_io
+from offloadd.mover import handover, slot_io, volume_work
 from offloadd.offload import stopping
+from offloadd.tiers.format import slot_bytes_for, slot_count_for
 
 from ..mover.mover_harness import ANSWER_TIMEOUT_S
-from .inside import Engine, Hold, InsideOffload, Volume, close_inside, make_inside
+from .inside import PAYLOAD_BYTES, Engine, Hold, InsideOffload, Volume, close_inside, make_inside
 from .test_moves_in_order import settle
 
 #: The engine's for whatever is computed next.
@@ -117,6 +119,96 @@ async def test_incident_2_a_destination_that_was_freed_by_an_abort_is_not_writte
     hold.open()
     await scene.offload.core.idle()
     assert (scene.engine.bytes[8:16] == OTHERS).all()
+
+
+def hold_first_io(hold: Hold) -> None:
+    """The next I/O is held, and no other."""
+    arrivals = itertools.count()
+    hold.hold_io()
+    hold.holds = lambda *_: next(arrivals) == 0
+    hold.close()
+
+
+def note_returns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry a read of a volume that has ended."""
+    returned: list[int] = []
+    real = slot_io.read
+
+    def read(*arguments: Any) -> int:
+        moved = real(*arguments)
+        returned.append(moved)
+        return moved
+
+    monkeypatch.setattr(slot_io, "read", read)
+    return returned
+
+
+async def test_incident_3_a_staging_slot_is_not_used_again_while_its_write_still_runs(scene: Scene, hold: Hold) -> None:
+    others = [f"other {number}" for number in range(6)]
+    scene.engine.bytes[:8] = np.arange(8, dtype=np.uint8)[:, None]
+    hold_first_io(hold)
+    # The engine has it copied, and may reuse its block; the bytes wait in the staging slot for their write.
+    assert _told(await scene.evict(0, ["a"], AckLevel.COPIED)) == {(EvictStatus.STORED, 0)}
+    await hold.held.wait()
+    for number, name in enumerate(others):
+        assert _told(await scene.evict(1 + number, [name])) == {(EvictStatus.STORED, 0)}
+    assert _told(await scene.restore(16, others)) == {(RestoreStatus.RESTORED, 0)}
+    hold.open()
+    await scene.offload.core.idle()
+    assert _told(await scene.restore(8, ["a", *others])) == {(RestoreStatus.RESTORED, 0)}
+    assert (scene.engine.bytes[8:15] == np.arange(7)[:, None]).all()
+
+
+async def test_incident_3_a_late_read_lands_in_no_staging_slot_of_another(scene: Scene, hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.engine.bytes[:2] = np.arange(2, dtype=np.uint8)[:, None]
+    for number, name in enumerate(["late", "well"]):
+        await scene.evict(number, [name])
+    scene.engine.bytes[8:10] = OTHERS
+    hold_first_io(hold)
+    landed = note_returns(monkeypatch)
+    assert _told(await scene.restore(8, ["late"], given_s=0.5)) == {(RestoreStatus.FAILED, Reason.DEADLINE)}
+    # That read hangs on. Another one has ended, and its bytes wait in their slot to be checked, when the late one lands.
+    between = Hold(monkeypatch)
+    between.put_before(volume_work, "hand_over")
+    between.close()
+    well = asyncio.ensure_future(scene.restore(9, ["well"]))
+    await between.held.wait()
+    assert len(landed) == 1
+    hold.open()
+    async with asyncio.timeout(ANSWER_TIMEOUT_S):
+        while len(landed) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    between.open()
+    assert _told(await well) == {(RestoreStatus.RESTORED, 0)}
+    await scene.offload.core.idle()
+    assert (scene.engine.bytes[9] == 1).all() and (scene.engine.bytes[8] == OTHERS).all()
+
+
+async def test_incident_3_a_timeout_frees_no_slot_that_a_late_write_will_fill(scene: Scene, hold: Hold) -> None:
+    file = scene.volumes[0].file
+    slots = file.slab_count * slot_count_for(file.slab_bytes, slot_bytes_for(PAYLOAD_BYTES))
+    scene.engine.bytes[:] = np.arange(32, dtype=np.uint8)[:, None]
+    hold_first_io(hold)
+    options = EvictOptions(deadline_s=clock.monotonic_s() + 0.5, ack=AckLevel.DURABLE)
+    answer = await scene.offload.evictor.evict(scene.engine.session, [scene.engine.batch(np.arange(1), ["late"])], options)
+    assert _told(answer) == {(EvictStatus.FAILED, Reason.DEADLINE)}
+    await hold.held.wait()
+    # The volume is filled twice over, so that each slot that is free, or was some block's, gets a new one.
+    stored = [[f"{number} {place}" for place in range(1, 31)] for number in range(2 * slots // 30 + 1)]
+    for names in stored:
+        assert _told(await scene.evict(1, names)) == {(EvictStatus.STORED, 0)}
+    hold.open()
+    await scene.offload.core.idle()
+    found = 0
+    for names in stored:
+        scene.engine.bytes[:] = OTHERS
+        restored = await scene.restore(1, names)
+        good = restored.status == RestoreStatus.RESTORED
+        assert set(restored.status[~good].tolist()) <= {int(RestoreStatus.NOT_FOUND)}, "a late write came into the slot of another block"
+        assert (scene.engine.bytes[1:31][good] == np.arange(1, 31)[good][:, None]).all()
+        found += int(good.sum())
+    assert found > slots // 2
+    assert _told(await scene.restore(0, ["late"])) == {(RestoreStatus.NOT_FOUND, 0)}
 
 
 async def test_incident_7_an_evict_that_was_answered_failed_is_not_visible_when_its_write_ends_well(scene: Scene, hold: Hold) -> None:

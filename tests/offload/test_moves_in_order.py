@@ -154,8 +154,11 @@ class Front:
     def copied(self, job: Job) -> None:
         self.lane.send(Copied(job=job.job, count=len(job.blocks) // BLOCK_DTYPE.itemsize))
 
-    def done(self, job: Job, reasons: dict[int, Reason] | None = None) -> None:
+    def done(self, job: Job, reasons: dict[int, Reason] | None = None, *, only: tuple[int, ...] = ()) -> None:
+        """A slice is over: the whole job, or `only` these positions of its move."""
         blocks = np.frombuffer(job.blocks, dtype=BLOCK_DTYPE)
+        if only:
+            blocks = blocks[np.isin(blocks["position"], only)]
         results = np.zeros(len(blocks), dtype=RESULT_DTYPE)
         results["position"] = blocks["position"]
         for position, reason in (reasons or {}).items():
@@ -222,6 +225,31 @@ async def test_a_restore_right_after_a_restart_waits_for_the_scan_that_may_find_
     if found:
         front.done(await front.job())
     assert (await restore).status.tolist() == [RestoreStatus.RESTORED if found else RestoreStatus.NOT_FOUND]
+
+
+async def test_outcomes_of_slices_that_end_in_another_order_are_told_in_that_of_the_request_and_the_first_ones_at_once(front: Front) -> None:
+    evict = front.evict(0, "abcdef")
+    front.done(await front.job())
+    await evict
+    told: list[tuple[int, int]] = []
+
+    async def work() -> None:
+        options = RestoreOptions(deadline_s=clock.monotonic_s() + 60)
+        async for first, stop, answer in front.restorer.restore(front.session, [front.batch(8, "abcdef")], options):
+            assert (answer.status[first:stop] == RestoreStatus.RESTORED).all()
+            told.append((first, stop))
+
+    restore = asyncio.create_task(work())
+    job = await front.job()
+    front.done(job, only=(4, 5))
+    await settle()
+    assert told == [], "what is not there yet was told, or skipped"
+    front.done(job, only=(0, 1))
+    await settle()
+    assert told == [(0, 2)], "the client can begin with the first part"
+    front.done(job, only=(2, 3))
+    await restore
+    assert told == [(0, 2), (2, 6)]
 
 
 async def test_incident_7_a_failed_evict_is_never_visible_and_leaves_no_slot(front: Front) -> None:

@@ -296,7 +296,7 @@ async def test_of_an_evict_over_both_volumes_the_half_that_was_written_is_stored
     assert not front.core.in_flight
 
 
-async def test_a_spill_to_a_volume_that_hangs_is_carried_to_the_other_and_what_was_sent_keeps_its_arena_slots(front: TwoVolumes) -> None:
+async def test_incident_3_a_spill_to_a_volume_that_hangs_is_carried_to_the_other_and_what_was_sent_keeps_its_arena_slots(front: TwoVolumes) -> None:
     evict = front.evict_to(0, "abcd")
     front.done(await front.job())
     await evict
@@ -350,7 +350,7 @@ async def test_incident_22_a_spill_without_another_volume_is_given_up_and_counte
     assert front.pins("abcdefgh") == [0] * 8
 
 
-async def test_the_arena_slots_of_a_late_prefetch_stay_reserved_until_its_read_is_over(front: TwoVolumes) -> None:
+async def test_incident_3_the_arena_slots_of_a_late_prefetch_stay_reserved_until_its_read_is_over(front: TwoVolumes) -> None:
     await front.store_on(0, "ab")
     assert front.evictor._spiller.prefetch(front.rows("ab"), clock.monotonic_s() + 600) == (2, 0, 0)
     sent = await front.job_on(0)

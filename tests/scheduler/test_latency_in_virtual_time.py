@@ -2,14 +2,14 @@
 first come, first served, for contrast: what it passes proves nothing."""
 
 import random
-from collections import deque
 
 import pytest
 
+from bench.support.fifo_queue import FifoQueue
 from offloadd.scheduler.arbiter import Arbiter
 from offloadd.scheduler.fair_queue import Ticket
 from offloadd.scheduler.job_class import ARENA_PRECEDENCE, BACKGROUND, INTERACTIVE, PREEMPT, SPILL, VOLUME_PRECEDENCE, JobClass
-from offloadd.scheduler.lane_queue import LaneQueue, Plan, Portion, Windows
+from offloadd.scheduler.lane_queue import LaneQueue, Windows
 from offloadd.scheduler.rate import SECOND_NS, TokenBucket
 from tests.scheduler.queues import Queue, Volume
 
@@ -20,10 +20,11 @@ RATE = 1_000_000_000
 SLICE_NS = SLICE * 1_000_000_000 // RATE
 BLOCK = 640 << 10
 
+_WINDOWS = Windows.of(restore_bytes_in_flight=RESTORES, evict_bytes_in_flight=EVICT_JOB, evict_job_bytes=EVICT_JOB, slice_bytes=SLICE, blocks_max=10_000)
+
 
 def volume_queue(arbiter: Arbiter | None = None) -> LaneQueue:
-    windows = Windows.of(restore_bytes_in_flight=RESTORES, evict_bytes_in_flight=EVICT_JOB, evict_job_bytes=EVICT_JOB, slice_bytes=SLICE, blocks_max=10_000)
-    return LaneQueue(arbiter or Arbiter(VOLUME_PRECEDENCE, slice_bytes=SLICE, bytes_in_flight=2 * EVICT_JOB), windows)
+    return LaneQueue(arbiter or Arbiter(VOLUME_PRECEDENCE, slice_bytes=SLICE, bytes_in_flight=2 * EVICT_JOB), _WINDOWS)
 
 
 def arena_queue() -> LaneQueue:
@@ -31,35 +32,9 @@ def arena_queue() -> LaneQueue:
     return LaneQueue(Arbiter(ARENA_PRECEDENCE, slice_bytes=SLICE, bytes_in_flight=RESTORES), windows)
 
 
-class FifoQueue:
-    """The control: jobs as long and windows as wide, and no order but that of arrival."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Ticket] = deque()
-        self._running: dict[int, int] = {}
-        self._jobs = 0
-
-    def submit(self, ticket: Ticket) -> None:
-        self._waiting.append(ticket)
-
-    def finish(self, job: int) -> None:
-        del self._running[job]
-
-    def take(self, now_ns: int) -> Plan:
-        plan = Plan()
-        while self._waiting:
-            ticket = self._waiting[0]
-            count = min(ticket.block_count - ticket.taken, EVICT_JOB // ticket.block_bytes)
-            size = count * ticket.block_bytes
-            if self._running and sum(self._running.values()) + size > RESTORES:
-                break
-            self._jobs += 1
-            self._running[self._jobs] = size
-            plan.portions.append(Portion(self._jobs, ticket.number, ticket.taken, count))
-            ticket.taken += count
-            if ticket.taken == ticket.block_count:
-                self._waiting.popleft()
-        return plan
+def fifo_queue() -> FifoQueue:
+    """The control."""
+    return FifoQueue(_WINDOWS)
 
 
 def p99_of_restores(queue: Queue, *, evicts: bool, count: int = 10_000) -> tuple[float, int]:
@@ -104,8 +79,8 @@ def test_incident_21_a_restore_never_waits_behind_evicts_by_more_than_one_slice(
 
 
 def test_the_control_lets_restores_wait_far_longer() -> None:
-    idle_ns, _ = p99_of_restores(FifoQueue(), evicts=False)
-    beside_ns, _ = p99_of_restores(FifoQueue(), evicts=True, count=1000)
+    idle_ns, _ = p99_of_restores(fifo_queue(), evicts=False)
+    beside_ns, _ = p99_of_restores(fifo_queue(), evicts=True, count=1000)
     assert beside_ns > 10 * (2 * idle_ns + SLICE_NS)
 
 
@@ -132,7 +107,7 @@ def test_incident_21_a_long_restore_starves_no_small_ones(instances: list[int]) 
 
 
 def test_the_control_sends_all_of_the_long_one_first() -> None:
-    before, _ = small_restores_beside_a_long_one(FifoQueue(), list(range(2, 12)))
+    before, _ = small_restores_beside_a_long_one(fifo_queue(), list(range(2, 12)))
     assert min(before) == 4096 * MIB
 
 
@@ -183,7 +158,7 @@ def test_a_preemption_into_the_arena_beside_steady_restores_takes_at_most_half_l
     assert copied_ns(arena_queue(), restores=True) <= 1.5 * copied_ns(arena_queue(), restores=False)
     # The order of volumes would not do, nor does none.
     assert copied_ns(volume_queue(), restores=True) > 3 * copied_ns(volume_queue(), restores=False)
-    assert copied_ns(FifoQueue(), restores=True) > 3 * copied_ns(FifoQueue(), restores=False)
+    assert copied_ns(fifo_queue(), restores=True) > 3 * copied_ns(fifo_queue(), restores=False)
 
 
 def shares(queue: Queue, *classes: tuple[JobClass, int]) -> dict[JobClass, float]:

@@ -24,6 +24,8 @@ from .daemon_process import DaemonProcess
 from .engine_memory import Engine, flat
 from .throttle import Throttle, threads_in_d_state, throttle
 
+pytestmark = pytest.mark.root
+
 COUNT = 8
 NAMES = [f"durable {index}" for index in range(COUNT)]
 #: Starts beside a wedged volume; 20 before a release.

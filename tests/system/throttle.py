@@ -6,17 +6,13 @@ at once.
 
 import contextlib
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
+from ..root import BLKIO, BLKIO_CONTROLLER, LOOP_DEVICES, needs_root
 from ..standin.controls import wait_until
-
-CONTROLLER = Path("/sys/fs/cgroup/blkio")
 
 
 class Throttle:
@@ -25,19 +21,16 @@ class Throttle:
     def __init__(self, image: Path, size_bytes: int) -> None:
         with image.open("wb") as file:
             file.truncate(size_bytes)
-        done = subprocess.run(["losetup", "--find", "--show", str(image)], capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"no loop device: {done.stderr.strip()}")
-        self.path = Path(done.stdout.strip())
+        self.path = Path(subprocess.run(["losetup", "--find", "--show", str(image)], capture_output=True, text=True, check=True).stdout.strip())
         number = self.path.stat().st_rdev
         self._device = f"{os.major(number)}:{os.minor(number)}"
-        self._group = CONTROLLER / f"offloadd-test-{os.getpid()}"
+        self._group = BLKIO_CONTROLLER / f"offloadd-test-{os.getpid()}"
         try:
             self._group.mkdir()
             (self._group / "cgroup.procs").write_text(str(os.getpid()))
-        except OSError as error:
+        except OSError:
             subprocess.run(["losetup", "--detach", str(self.path)], check=True)
-            pytest.skip(f"no cgroup of our own: {error}")
+            raise
 
     def hang(self) -> None:
         """From now on I/O on the device does not end."""
@@ -54,7 +47,7 @@ class Throttle:
     def close(self) -> None:
         """Let everything go on, and give the device and the cgroup back once nobody is left who uses them."""
         self.lift()
-        (CONTROLLER / "cgroup.procs").write_text(str(os.getpid()))
+        (BLKIO_CONTROLLER / "cgroup.procs").write_text(str(os.getpid()))
         wait_until(lambda: not (self._group / "cgroup.procs").read_text().split(), "the end of the daemon's processes")
         subprocess.run(["losetup", "--detach", str(self.path)], check=True)
         self._group.rmdir()
@@ -63,12 +56,7 @@ class Throttle:
 @contextmanager
 def throttle(folder: Path, size_bytes: int) -> Iterator[Throttle]:
     """A device of this size; skips where there can't be one."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can have a device hang in the kernel")
-    if not (CONTROLLER / "blkio.throttle.read_bps_device").exists():
-        pytest.skip("the blkio controller of cgroup v1 is not mounted")
-    if shutil.which("losetup") is None:
-        pytest.skip("losetup is not installed")
+    needs_root(LOOP_DEVICES, BLKIO)
     made = Throttle(folder / "image", size_bytes)
     try:
         yield made
