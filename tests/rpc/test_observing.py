@@ -84,7 +84,7 @@ async def served(tmp_path: Path) -> AsyncIterator[SimpleNamespace]:
 async def _until_free(gate: CallGate) -> None:
     """A call has its place until its task ends, which may be after its answer."""
     async with asyncio.timeout(60):
-        while gate.count:
+        while gate.count:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 

@@ -20,6 +20,7 @@ from offloadd.errors import OffloaddError
 from offloadd.tiers.volume_file import format_volume
 from offloadd.units import KIB, MIB
 
+from ..torture import Rounds, Within
 from .daemon_process import DaemonProcess
 from .engine_memory import Engine, flat
 from .throttle import Throttle, threads_in_d_state, throttle
@@ -28,10 +29,8 @@ pytestmark = pytest.mark.root
 
 COUNT = 8
 NAMES = [f"durable {index}" for index in range(COUNT)]
-#: Starts beside a wedged volume; 20 before a release.
-STARTS = int(os.environ.get("OFFLOADD_TEST_WEDGED_STARTS", "3"))
-#: Ten times what P10 promises.
-READY_S_MAX = 20.0
+#: What P10 promises.
+READY_S = 2.0
 
 
 class Node:
@@ -117,7 +116,7 @@ class Manager:
         self._daemon = daemon
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(folder / "notify"))
-        self._socket.settimeout(READY_S_MAX)
+        self._socket.settimeout(120)
         daemon.environment = {**os.environ, "NOTIFY_SOCKET": str(folder / "notify")}
 
     def start(self) -> float:
@@ -126,7 +125,7 @@ class Manager:
         with contextlib.suppress(BlockingIOError):
             while True:
                 self._socket.recv(1000)
-        self._socket.settimeout(READY_S_MAX)
+        self._socket.settimeout(120)
         begin = time.monotonic()
         self._daemon.start()
         while b"READY=1" not in self._socket.recv(1000).split(b"\n"):
@@ -156,8 +155,12 @@ def in_background(work: Callable[[], Any]) -> threading.Thread:
     return thread
 
 
-def test_p10_a_daemon_that_is_killed_beside_a_wedged_volume_is_ready_without_it_and_serves_the_others(node: Node, manager: Manager) -> None:
-    for cycle in range(STARTS):
+@pytest.mark.torture("P10")
+def test_p10_a_daemon_that_is_killed_beside_a_wedged_volume_is_ready_without_it_and_serves_the_others(
+    node: Node, manager: Manager, rounds: Rounds, within: Within, record_property: Callable[[str, object], None]
+) -> None:
+    slowest_s = 0.0
+    for cycle in range(rounds(3, 20, "starts")):
         node.device.hang()
         requests = [in_background(node.outcomes)]
         if cycle % 2:
@@ -171,7 +174,7 @@ def test_p10_a_daemon_that_is_killed_beside_a_wedged_volume_is_ready_without_it_
         ready_s = manager.start()
         status = node.daemon.status()
         assert all(threads_in_d_state(pid) > 0 for pid in workers), "SIGKILL ended what it can't end"
-        print(f"cycle {cycle}: READY after {ready_s:.2f} s")
+        slowest_s = max(slowest_s, ready_s)
         # The mover that can't die had descriptors of both volumes; it holds the lock of none but the one that hangs.
         assert [volume.state.split(":")[0] for volume in status.volumes] in (["opening", "serving"], ["retrying", "serving"], ["opening", "recovering"])
         assert not node.in_d_state(f"keeper {node.device.path}"), "the next keeper hangs as well, since it read before it had the lock"
@@ -189,13 +192,15 @@ def test_p10_a_daemon_that_is_killed_beside_a_wedged_volume_is_ready_without_it_
         assert node.outcomes() == {"RESTORED": COUNT}
         assert all(node.engine.holds(32 + index, name) for index, name in enumerate(NAMES))
         assert not any(threads_in_d_state(pid) for pid in workers)
+    record_property("slowest READY", f"{slowest_s:.2f} s")
+    assert slowest_s <= within(READY_S)
 
 
-def test_p10_a_start_does_not_wait_for_a_volume_that_hangs_at_its_first_read(node: Node, manager: Manager) -> None:
+def test_p10_a_start_does_not_wait_for_a_volume_that_hangs_at_its_first_read(node: Node, manager: Manager, within: Within) -> None:
     node.client.close()
     node.daemon.stop()
     node.device.hang()
-    print(f"READY after {manager.start():.2f} s")
+    assert manager.start() <= within(READY_S)
     node.daemon.wait_until(lambda: node.in_d_state(f"keeper {node.device.path}"), "a keeper that hangs")
     assert [volume.state for volume in node.daemon.status().volumes] == ["opening", "serving"]
     node.connect()
