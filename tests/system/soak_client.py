@@ -38,7 +38,7 @@ BLOCKS_MAX = 4
 #: Engines in this process, each with one request at a time.
 ENGINES = 8
 #: Requests of one engine between two sessions.
-SESSION_REQUESTS = 150
+SESSION_REQUESTS = 60
 
 
 def hash_of(name: int) -> bytes:
