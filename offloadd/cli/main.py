@@ -9,6 +9,7 @@ import typer
 from offloadd import __version__
 from offloadd.cli import doctor, drain, status, volume
 from offloadd.config import load_config
+from offloadd.config.needs import memory_needs
 from offloadd.errors import OffloaddError
 from offloadd.units import format_bytes
 
@@ -66,10 +67,14 @@ def demo(
 
 @config_app.command("check")
 def check_config(file: Annotated[Path, typer.Argument(metavar="FILE", help="Configuration file.")]) -> None:
-    """Say whether a configuration file is right."""
+    """Say whether a configuration file is right, and how much memory the daemon may take with it."""
     config = load_config(file)
     count = len(config.volume)
     print(f"{file} is right: an arena of {format_bytes(config.arena.arena_bytes)}, {count} {'volume' if count == 1 else 'volumes'}")
+    needs = memory_needs(config)
+    print(f"memory: {format_bytes(sum(need.bytes for need in needs))} at most")
+    for need in needs:
+        print(f"  {format_bytes(need.bytes):>10}  {need.what}")
 
 
 def run() -> None:

@@ -51,6 +51,7 @@ def values_of(status: Any) -> dict[str, Any]:
         "block_count": status.block_count,
         "block_count_max": status.block_count_max,
         "held_count": status.held_count,
+        "load": _fields(status.load, *(field.name for field in status.load.DESCRIPTOR.fields)),
         "arena": _fields(status.arena, "arena_bytes", "used_bytes", "block_count", "pages")
         | {"nodes": [_fields(node, "node", "arena_bytes", "used_bytes") for node in status.arena.nodes]},
         "volumes": [
@@ -75,7 +76,10 @@ def values_of(status: Any) -> dict[str, Any]:
             | {"recovery_s": volume.recovery.ToNanoseconds() / 1e9}
             for volume in status.volumes
         ],
-        "sessions": [_fields(session, "name", "instance", "tenant", "pid", "region_count", "mapped_bytes", "request_count") for session in status.sessions],
+        "sessions": [
+            _fields(session, "name", "instance", "tenant", "pid", "region_count", "mapped_bytes", "request_count", "bytes_in_flight")
+            for session in status.sessions
+        ],
         "workers": [_fields(worker, "name", "pid", "restart_count", "placement", "copies_by") for worker in status.workers],
         "gpus": [_fields(gpu, "device", "uuid", "name", "pci_bus_id", "compute_mode", "uses_mps", "context_bytes", "note") for gpu in status.gpus],
         "paths": [
@@ -93,11 +97,12 @@ def render(status: dict[str, Any], console: Console) -> None:
     console.print(
         Text.assemble(plain(f"offloadd {status['version']}  "), _state(status["state"]), f"  up {format_duration(status['uptime_s'])}  pid {status['pid']}")
     )
-    console.print(f"{status['block_count']:,} of {status['block_count_max']:,} blocks, {status['held_count']:,} of them kept or leased\n")
+    console.print(f"{status['block_count']:,} of {status['block_count_max']:,} blocks, {status['held_count']:,} of them kept or leased")
+    _render_load(status["load"], console)
     _render_tiers(status, console)
     _render_volumes(status["volumes"], console)
     if status["sessions"]:
-        sessions = table("session", "instance", "tenant", ">pid", ">regions", ">mapped", ">requests", title="Sessions")
+        sessions = table("session", "instance", "tenant", ">pid", ">regions", ">mapped", ">requests", ">in flight", title="Sessions")
         for session in status["sessions"]:
             sessions.add_row(
                 plain(session["name"]),
@@ -107,6 +112,7 @@ def render(status: dict[str, Any], console: Console) -> None:
                 str(session["region_count"]),
                 format_bytes(session["mapped_bytes"]),
                 str(session["request_count"]),
+                format_bytes(session["bytes_in_flight"]),
             )
         console.print(sessions)
         console.print()
@@ -137,6 +143,13 @@ def render(status: dict[str, Any], console: Console) -> None:
             counters.add_row(plain(name.removeprefix("offloadd_")), format_bytes(value) if name.startswith("offloadd_bytes") else f"{value:,}")
         console.print(counters)
         console.print()
+
+
+def _render_load(load: dict[str, Any], console: Console) -> None:
+    in_flight = f"{load['request_count']:,} of {load['request_count_max']:,} requests in flight"
+    size = f"{format_bytes(load['bytes_in_flight'])} of {format_bytes(load['bytes_in_flight_max'])}"
+    console.print(f"{in_flight} with {load['block_count']:,} of {load['block_count_max']:,} blocks and {size}; {load['refused_count']:,} refused")
+    console.print(f"{load['session_count']:,} of {load['session_count_max']:,} sessions\n")
 
 
 def _render_tiers(status: dict[str, Any], console: Console) -> None:

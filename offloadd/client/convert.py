@@ -345,6 +345,8 @@ def capabilities(answer: pb.GetCapabilitiesResponse) -> Capabilities:
             )
             for one in known
         ),
+        requests_per_session_max=answer.requests_per_session_max,
+        bytes_in_flight_per_session_max=answer.bytes_in_flight_per_session_max,
     )
 
 

@@ -215,7 +215,8 @@ class PathCapability:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Limits, tiers and paths of the daemon. `deadline_s` and `keep_ttl_s` are its defaults."""
+    """Limits, tiers and paths of the daemon. `deadline_s` and `keep_ttl_s` are its defaults. The last two are of this session's requests in flight, 0 of a
+    daemon that does not tell them."""
 
     version: str
     blocks_per_request_max: int
@@ -225,3 +226,5 @@ class Capabilities:
     deadline_s: float
     keep_ttl_s: float
     paths: tuple[PathCapability, ...]
+    requests_per_session_max: int = 0
+    bytes_in_flight_per_session_max: int = 0

@@ -100,7 +100,9 @@ class DaemonConfig(_Section):
 class LimitsConfig(_Section):
     """What clients may use. Over a limit the answer is RESOURCE_EXHAUSTED or INVALID_ARGUMENT at once, never a queue."""
 
-    sessions_max: int = Field(default=256, ge=1, le=65536, description="Live sessions, one a client process.")
+    sessions_max: int = Field(default=1024, ge=1, le=65536, description="Live sessions, one a client process. As many connections may wait to attach.")
+    connections_max: int = Field(default=1280, ge=1, le=1 << 17, description="gRPC connections of engines and health checks; one a session as a rule.")
+    calls_max: int = Field(default=640, ge=1, le=1 << 17, description="Calls of any kind at once, each of which may hold one message; requests are among them.")
     regions_per_session_max: int = Field(default=64, ge=1, le=4096, description="Registered regions of one session.")
     memories_per_session_max: int = Field(
         default=512, ge=1, le=4096, description="Memories that one session has handed over by descriptor: 2 a layer where each of K and V has its own."
@@ -112,7 +114,12 @@ class LimitsConfig(_Section):
     blocks_per_request_max: int = Field(default=8192, ge=1, le=1 << 20, description="Blocks that one Evict, Restore or Lookup may name.")
     requests_per_session_max: int = Field(default=64, ge=1, le=65536, description="Requests of one session in flight.")
     requests_max: int = Field(default=512, ge=1, le=65536, description="Requests of all sessions in flight.")
-    request_bytes_max: Size = Field(default=64 * GIB, ge=MIB, description="Payload bytes that one request may move.")
+    bytes_in_flight_per_session_max: Size = Field(
+        default=64 * GIB, ge=MIB, description="Payload bytes of one session's requests in flight, and the most that one request may move."
+    )
+    bytes_in_flight_max: Size = Field(default=128 * GIB, ge=MIB, description="Payload bytes of all requests in flight.")
+    blocks_in_flight_per_session_max: int = Field(default=128 * 1024, ge=1, le=1 << 26, description="Blocks of one session's requests in flight.")
+    blocks_in_flight_max: int = Field(default=256 * 1024, ge=1, le=1 << 26, description="Blocks of all requests in flight, some 0.6 KiB of memory each.")
     deadline_s: Seconds = Field(default=30.0, ge=0.001, description="Deadline of a request that brings none.")
     deadline_s_max: Seconds = Field(default=600.0, ge=0.001, le=86400, description="Longest deadline that a request may bring.")
     keep_ttl_s: Seconds = Field(default=600.0, ge=1, description="Time that a kept block stays kept when the request does not say.")
@@ -124,11 +131,21 @@ class LimitsConfig(_Section):
         ge=MIB,
         description="Memory of the block index, some 85 B a block: bounds the blocks of all tiers together.",
     )
-    message_bytes_max: Size = Field(default=4 * MIB, ge=64 * KIB, le=64 * MIB, description="Largest gRPC message.")
+    message_bytes_max: Size = Field(
+        default=MIB, ge=64 * KIB, le=64 * MIB, description="Largest gRPC message: some 96 B for each block that a request may name."
+    )
 
     @model_validator(mode="after")
     def _defaults_within_limits(self) -> Self:
-        for name, limit in (("deadline_s", "deadline_s_max"), ("keep_ttl_s", "keep_ttl_s_max"), ("requests_per_session_max", "requests_max")):
+        for name, limit in (
+            ("deadline_s", "deadline_s_max"),
+            ("keep_ttl_s", "keep_ttl_s_max"),
+            ("requests_per_session_max", "requests_max"),
+            ("requests_max", "calls_max"),
+            ("bytes_in_flight_per_session_max", "bytes_in_flight_max"),
+            ("blocks_per_request_max", "blocks_in_flight_per_session_max"),
+            ("blocks_in_flight_per_session_max", "blocks_in_flight_max"),
+        ):
             if getattr(self, name) > getattr(self, limit):
                 raise _wrong(f"{name} is {getattr(self, name)}; {limit} is {getattr(self, limit)}")
         return self

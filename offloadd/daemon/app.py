@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import resource
 import signal
@@ -20,24 +21,27 @@ from offloadd.metrics.registry import Metrics
 from offloadd.metrics.server import MetricsServer
 from offloadd.model.namespace import use_digests
 from offloadd.model.runtime import ADMIN_SOCKET, ATTACH_SOCKET, GRPC_SOCKET
+from offloadd.offload.admission import AdmissionLimits
 from offloadd.offload.service import Offload, OffloadSettings
 from offloadd.offload.volume_health import HealthOptions
 from offloadd.offload.volume_link import VolumeOptions
 from offloadd.rpc.admin import AdminServicer
 from offloadd.rpc.attach import AttachServer
 from offloadd.rpc.convert import RequestLimits
-from offloadd.rpc.server import GrpcServer
+from offloadd.rpc.server import GrpcServer, ServerLimits
 from offloadd.rpc.servicer import OffloadServicer
 from offloadd.transfer import native
 from offloadd.transfer.native import NativeUnavailableError
 
 log = structlog.get_logger()
 
-#: Calls in flight beyond the requests: lookups, registrations, releases.
-CALLS_BESIDE_REQUESTS = 512
+#: Of operators' calls.
+ADMIN_CALLS_MAX = 64
 #: How long running calls may take to end at a stop; their own deadlines usually end them sooner.
 STOP_GRACE_S = 5.0
 GAUGE_PERIOD_S = 1.0
+#: Of malloc.h.
+_M_ARENA_MAX = -8
 SOCKET_MODE = 0o660
 ADMIN_SOCKET_MODE = 0o600
 
@@ -78,8 +82,14 @@ def settings_of(config: Config) -> OffloadSettings:
         regions_per_session_max=limits.regions_per_session_max,
         planes_per_region_max=limits.planes_per_region_max,
         payload_bytes_max=PAYLOAD_BYTES_MAX,
-        requests_max=limits.requests_max,
-        requests_per_session_max=limits.requests_per_session_max,
+        admission=AdmissionLimits(
+            requests_per_session_max=limits.requests_per_session_max,
+            requests_max=limits.requests_max,
+            blocks_in_flight_per_session_max=limits.blocks_in_flight_per_session_max,
+            blocks_in_flight_max=limits.blocks_in_flight_max,
+            bytes_in_flight_per_session_max=limits.bytes_in_flight_per_session_max,
+            bytes_in_flight_max=limits.bytes_in_flight_max,
+        ),
         keep_grace_s=limits.keep_grace_s,
         health=HealthOptions(**config.breaker.model_dump()),
     )
@@ -100,7 +110,6 @@ def limits_of(config: Config) -> RequestLimits:
     limits = config.limits
     return RequestLimits(
         blocks_per_request_max=limits.blocks_per_request_max,
-        request_bytes_max=limits.request_bytes_max,
         deadline_s=limits.deadline_s,
         deadline_s_max=limits.deadline_s_max,
         keep_ttl_s=limits.keep_ttl_s,
@@ -128,15 +137,29 @@ class Daemon:
         self.stopping = asyncio.Event()
         self._ending = False
         limits = config.limits
-        calls_max = limits.requests_max + CALLS_BESIDE_REQUESTS
         runtime_dir = config.daemon.runtime_dir
-        self._engines = GrpcServer(runtime_dir / GRPC_SOCKET, mode=SOCKET_MODE, message_bytes_max=limits.message_bytes_max, calls_max=calls_max)
-        self._operators = GrpcServer(runtime_dir / ADMIN_SOCKET, mode=ADMIN_SOCKET_MODE, message_bytes_max=limits.message_bytes_max, calls_max=64)
+        engines = ServerLimits(
+            message_bytes_max=limits.message_bytes_max,
+            calls_max=limits.calls_max,
+            # Twice as many, since a client's lookups and its stream come on top. More of them wait in the client.
+            calls_per_connection_max=2 * limits.requests_per_session_max,
+            connections_max=limits.connections_max,
+        )
+        operators = ServerLimits(limits.message_bytes_max, ADMIN_CALLS_MAX, ADMIN_CALLS_MAX, ADMIN_CALLS_MAX)
+        self._engines = GrpcServer(runtime_dir / GRPC_SOCKET, mode=SOCKET_MODE, limits=engines)
+        self._operators = GrpcServer(runtime_dir / ADMIN_SOCKET, mode=ADMIN_SOCKET_MODE, limits=operators)
         self._engines.add_offload(OffloadServicer(self.offload, limits_of(config), limits.regions_per_session_max, limits.planes_per_region_max))
         self._operators.add_admin(
-            AdminServicer(self.offload, limits_of(config), counters=self._counters, on_drain=self._stop_serving, on_drained=self.stopping.set)
+            AdminServicer(
+                self.offload,
+                limits_of(config),
+                counters=self._counters,
+                refusals=self._refusals,
+                on_drain=self._stop_serving,
+                on_drained=self.stopping.set,
+            )
         )
-        self._attach = AttachServer(runtime_dir / ATTACH_SOCKET, self.offload.sessions, mode=SOCKET_MODE)
+        self._attach = AttachServer(runtime_dir / ATTACH_SOCKET, self.offload.sessions, waiting_max=limits.sessions_max, mode=SOCKET_MODE)
         self._metrics_server: MetricsServer | None = None
         #: Where the metrics are, empty if nowhere.
         self.metrics_url = ""
@@ -173,6 +196,8 @@ class Daemon:
     async def _refresh(self) -> None:
         while True:
             refresh_gauges(self.metrics, self.offload)
+            for limit, count in self._refusals().items():
+                self.metrics.show_refused(limit, count)
             await asyncio.sleep(GAUGE_PERIOD_S)
 
     async def _stop_serving(self) -> None:
@@ -187,6 +212,10 @@ class Daemon:
 
     def _counters(self) -> list[tuple[str, int]]:
         return [*self.metrics.counter_values(), *sorted(self.offload.core.counters.items())]
+
+    def _refusals(self) -> dict[str, int]:
+        """How often each limit was in the way, since the start."""
+        return {**self.offload.core.admission.refused, "sessions_max": self.offload.sessions.refused_count, "calls_max": self._engines.gate.refused_count}
 
     async def stop(self) -> None:
         """Drain, then end everything in order. Idempotent enough to be called after a failed start."""
@@ -222,7 +251,15 @@ def raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def use_few_heaps() -> None:
+    """Let gRPC's threads allocate from one heap with the event loop. By default glibc has as many as 8 a core, and each keeps what it once needed."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
+
+
 def run(config: Config) -> int:
     """Serve until SIGTERM, SIGINT or a drain; the process's exit status. Raises errors of offloadd.errors when it can't start."""
     raise_file_limit()
+    use_few_heaps()
     return asyncio.run(_serve(config))

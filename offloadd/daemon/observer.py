@@ -54,7 +54,10 @@ def refresh_gauges(metrics: Metrics, offload: Offload) -> None:
     core = offload.core
     metrics.sessions.set(len(offload.sessions))
     metrics.regions.set(len(core.regions))
-    metrics.requests.set(len(core.active))
+    in_flight = core.admission.in_flight
+    metrics.requests.set(in_flight.requests)
+    metrics.blocks_in_flight.set(in_flight.blocks)
+    metrics.bytes_in_flight.set(in_flight.bytes)
     metrics.index_blocks.set(core.catalog.block_count)
     metrics.index_blocks_max.set(core.catalog.index.capacity)
     if core.catalog.arena is not None:

@@ -22,6 +22,7 @@ class Settings(msgspec.Struct, frozen=True):
     staging_slot_bytes: int
     index_bytes_max: int
     sessions_max: int
+    connections_max: int
     memories_per_session_max: int
     volumes: tuple[VolumeSettings, ...]
     #: Whether the daemon looks at NUMA nodes at all.
@@ -45,6 +46,7 @@ def settings_of(config: Config, *, source: str, error: str = "") -> Settings:
         staging_slot_bytes=config.mover.staging_slot_bytes,
         index_bytes_max=config.limits.index_bytes_max,
         sessions_max=config.limits.sessions_max,
+        connections_max=config.limits.connections_max,
         memories_per_session_max=config.limits.memories_per_session_max,
         volumes=tuple(VolumeSettings(path=str(volume.path), io_threads=volume.io_threads, prewrite=volume.prewrite) for volume in config.volume),
         numa=config.mover.numa,

@@ -66,6 +66,7 @@ class Metrics:
             "arena_remote_blocks", "Blocks copied between a GPU and a part of the arena on another NUMA node than its own.", "operation"
         )
         self.misses = self._counter("misses", "Blocks of restores that gave no bytes.", "reason")
+        self.refused = self._counter("refused", "Requests, calls and sessions refused at once, by the limit that was reached.", "limit")
         self.spill_blocks_failed = self._counter("spill_blocks_failed", "Blocks of the arena whose copying to a volume was given up.", "reason")
         self.breaker_opened = self._counter("volume_breaker_opened", "Times that a volume was turned off for an operation.", "volume", "operation")
         self._shown: Tally[tuple[str, ...]] = Tally()
@@ -79,6 +80,8 @@ class Metrics:
         self.sessions = self._gauge("sessions", "Live sessions.")
         self.regions = self._gauge("regions", "Registered regions.")
         self.requests = self._gauge("requests", "Requests in flight.")
+        self.blocks_in_flight = self._gauge("blocks_in_flight", "Blocks that requests in flight name.")
+        self.bytes_in_flight = self._gauge("bytes_in_flight", "Payload bytes that requests in flight name, moved yet or not.")
         self.arena_used_bytes = self._gauge("arena_used_bytes", "Bytes in arena slots that hold blocks.")
         self.arena_blocks = self._gauge("arena_blocks", "Blocks in the arena.")
         self.arena_node_used_bytes = self._gauge(
@@ -109,7 +112,7 @@ class Metrics:
             self.request_seconds.labels(operation=operation)
 
     def show_limits(self, limits: Mapping[str, float]) -> None:
-        """Show the configured limits: (name of the key, value)."""
+        """Show the configured limits: (name of the key, value). Only such names can have refused anything."""
         self._labels["limit"] = frozenset(limits)
         for name, value in limits.items():
             self.limits.labels(limit=name).set(value)
@@ -117,6 +120,10 @@ class Metrics:
     def show_spills_failed(self, reason: str, count: int) -> None:
         """Count the blocks whose spill was given up for this reason up to `count`, all that there have been."""
         self.spill_blocks_failed.labels(reason=reason).inc(self._since("spill", reason, count=count))
+
+    def show_refused(self, limit: str, count: int) -> None:
+        """Count what this limit refused up to `count`, all that there have been."""
+        self.refused.labels(limit=limit).inc(self._since("refused", limit, count=count))
 
     def show_breaker(self, volume: str, operation: str, *, state: int, opened_count: int) -> None:
         """Show a breaker of a volume: 0 closed, 1 half-open, 2 open; and how often it has opened."""

@@ -14,11 +14,13 @@ import structlog
 from offloadd import clock
 from offloadd.catalog.catalog import Catalog
 from offloadd.catalog.reservation import Reservation, Shortage
-from offloadd.errors import LimitExceeded, PathUnavailable
+from offloadd.errors import PathUnavailable
 from offloadd.model.device_event import EventName
 from offloadd.model.enums import Path, Reason, Tier
+from offloadd.model.requests import BlockBatch
 from offloadd.model.slots import BLOCK_DTYPE
 from offloadd.mover.messages import Job, Operation
+from offloadd.offload.admission import Admission, Load
 from offloadd.offload.bandwidth import Bandwidths, Direction
 from offloadd.offload.devices import HOST, Device
 from offloadd.offload.lanes import Lane
@@ -66,8 +68,7 @@ class Core:
     devices: dict[str, Device]
     observer: Observer
     arena_slab_bytes: int
-    requests_max: int
-    requests_per_session_max: int
+    admission: Admission
     verify_target: int
     volumes: list[VolumeLink] = field(default_factory=list)
     bandwidths: Bandwidths = field(default_factory=Bandwidths)
@@ -96,20 +97,20 @@ class Core:
 
     # -- requests --------------------------------------------------------------------------------------------------------------------
 
-    def begin(self, session: Session, request_id: str, deadline_s: float) -> tuple[int, Active]:
-        """Admit a request, or raise `LimitExceeded` at once: overload is refused, not queued."""
-        if len(self.active) >= self.requests_max:
-            raise LimitExceeded(f"{len(self.active)} requests are in flight; requests_max is {self.requests_max}; repeat after a pause")
-        mine = sum(active.session is session for active in self.active.values())
-        if mine >= self.requests_per_session_max:
-            raise LimitExceeded(f"session {session.name} has {mine} requests in flight; requests_per_session_max is {self.requests_per_session_max}")
+    def begin(self, session: Session, batches: Iterable[BlockBatch], request_id: str, deadline_s: float) -> tuple[int, Active]:
+        """Admit a request, or raise `LimitExceeded` or `InvalidRequest` at once: overload is refused, not queued."""
+        counts = [(batch.indices.shape[0], self.regions.by_number(batch.region).payload_bytes) for batch in batches]
+        load = Load(1, sum(count for count, _ in counts), sum(count * payload_bytes for count, payload_bytes in counts))
+        self.admission.enter(session.name, load, clock.monotonic_s())
         number = next(self._numbers)
-        self.active[number] = active = Active(session, request_id, deadline_s, self.stopping.called_off)
+        self.active[number] = active = Active(session, request_id, deadline_s, self.stopping.called_off, load)
         return number, active
 
     def end(self, number: int) -> None:
         """The request was answered."""
-        self.active.pop(number).end()
+        active = self.active.pop(number)
+        active.end()
+        self.admission.leave(active.session.name, active.load, clock.monotonic_s())
 
     def cancel(self, session: Session, request_id: str) -> bool:
         """Stop the session's running requests with this id; whether there were any."""

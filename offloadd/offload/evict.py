@@ -115,7 +115,7 @@ class Evictor:
         started_ns = clock.monotonic_ns()
         refuse_expired(options.deadline_s)
         tier, direct = self._way(options, batches)
-        number, active = core.begin(session, options.request_id, options.deadline_s)
+        number, active = core.begin(session, batches, options.request_id, options.deadline_s)
         try:
             answer = Answer.of(sum(batch.indices.shape[0] for batch in batches))
             parts: list[_Part] = []

@@ -83,7 +83,7 @@ class Restorer:
             allowed = (Path.DDR, *device.volume_paths)
             path = device.refuse_path(path, require=options.require_path, allowed=allowed, what="a restore", slot_bytes=region.slot_bytes)
             device.refuse_event(options.destination_free, "destination_free")
-        number, active = core.begin(session, options.request_id, options.deadline_s)
+        number, active = core.begin(session, batches, options.request_id, options.deadline_s)
         try:
             count = sum(batch.indices.shape[0] for batch in batches)
             answer = Answer.of(count)

@@ -17,6 +17,7 @@ from offloadd.model.enums import Path, Reason, Tier
 from offloadd.model.namespace import Namespace
 from offloadd.model.region import Layout
 from offloadd.mover.messages import JOB_BLOCKS_MAX, Operation
+from offloadd.offload.admission import Admission, AdmissionLimits
 from offloadd.offload.announcing import Announcer
 from offloadd.offload.arena import ArenaMemory, make_arena
 from offloadd.offload.bandwidth import REQUEST_WEIGHT, Bandwidths, Choice, Direction, Route
@@ -81,8 +82,7 @@ class OffloadSettings:
     regions_per_session_max: int
     planes_per_region_max: int
     payload_bytes_max: int
-    requests_max: int
-    requests_per_session_max: int
+    admission: AdmissionLimits
     keep_grace_s: float
     health: HealthOptions = field(default_factory=HealthOptions)
     #: Between two measurements of a route; 0: only when it is opened.
@@ -149,8 +149,7 @@ class Offload:
             devices=devices,
             observer=self.observer,
             arena_slab_bytes=settings.arena_slab_bytes,
-            requests_max=settings.requests_max,
-            requests_per_session_max=settings.requests_per_session_max,
+            admission=Admission(settings.admission),
             verify_target=settings.verify_target,
             verify=settings.verify,
         )

@@ -108,6 +108,8 @@ class SessionTable:
         self._by_digest: dict[bytes, Session] = {}
         self._instances: dict[tuple[str, str], Instance] = {}
         self._session_count = 0
+        #: Sessions that `sessions_max` did not let in.
+        self.refused_count = 0
         self._instance_count = 0
 
     def __len__(self) -> int:
@@ -129,6 +131,7 @@ class SessionTable:
         if process:
             _refuse_bad_name("process", process)
         if len(self._by_digest) >= self.sessions_max:
+            self.refused_count += 1
             raise LimitExceeded(f"{len(self._by_digest)} sessions are live; sessions_max is {self.sessions_max}")
         key = (tenant, instance)
         joined = self._instances.get(key)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from offloadd import clock
 from offloadd.model.enums import Reason
+from offloadd.offload.admission import Load
 from offloadd.offload.devices import Device
 from offloadd.offload.moves import Move
 from offloadd.offload.sessions import Session
@@ -30,9 +31,10 @@ class Active:
     made it calls `end`.
     """
 
-    def __init__(self, session: Session, request_id: str, deadline_s: float, on_stop: "Callable[[Active], None]") -> None:
-        """`on_stop(self)` is called once, when it is told to stop."""
+    def __init__(self, session: Session, request_id: str, deadline_s: float, on_stop: "Callable[[Active], None]", load: Load) -> None:
+        """`on_stop(self)` is called once, when it is told to stop. `load`: what it was admitted with."""
         self.session = session
+        self.load = load
         self.request_id = request_id
         self.deadline_s = deadline_s
         self.move: Move | None = None

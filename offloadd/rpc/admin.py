@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -26,7 +26,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Serves `offloadd.v1.AdminService`.
 
-    `counters()` gives (name, value) pairs. `on_drain()` is awaited before a drain; `on_drained()` is told after it, to end the process.
+    `counters()` gives (name, value) pairs, `refusals()` how often each limit was in the way.
+    `on_drain()` is awaited before a drain; `on_drained()` is told after it, to end the process.
     """
 
     def __init__(
@@ -35,12 +36,14 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         limits: RequestLimits,
         *,
         counters: Callable[[], list[tuple[str, int]]],
+        refusals: Callable[[], Mapping[str, int]],
         on_drain: Callable[[], Awaitable[None]],
         on_drained: Callable[[], None],
     ) -> None:
         self._offload = offload
         self._limits = limits
         self._counters = counters
+        self._refusals = refusals
         self._on_drain = on_drain
         self._on_drained = on_drained
         self._draining: asyncio.Task[int] | None = None
@@ -68,6 +71,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             paths=path_capabilities(offload),
             counters=[pb.Counter(name=name, value=value) for name, value in self._counters()],
             gpus=[gpu_status(device) for device in core.devices.values() if device.is_gpu],
+            load=self._load_status(),
         )
 
     def _volume_statuses(self) -> list[pb.VolumeStatus]:
@@ -84,7 +88,23 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             pid=session.pid,
             region_count=len(regions),
             mapped_bytes=sum(region.mapped_bytes for region in regions),
-            request_count=sum(active.session is session for active in core.active.values()),
+            request_count=core.admission.of(session.name).requests,
+            bytes_in_flight=core.admission.of(session.name).bytes,
+        )
+
+    def _load_status(self) -> pb.LoadStatus:
+        admission, sessions = self._offload.core.admission, self._offload.sessions
+        held, limits = admission.in_flight, admission.limits
+        return pb.LoadStatus(
+            request_count=held.requests,
+            request_count_max=limits.requests_max,
+            block_count=held.blocks,
+            block_count_max=limits.blocks_in_flight_max,
+            bytes_in_flight=held.bytes,
+            bytes_in_flight_max=limits.bytes_in_flight_max,
+            session_count=len(sessions),
+            session_count_max=sessions.sessions_max,
+            refused_count=sum(self._refusals().values()),
         )
 
     def _arena_status(self) -> pb.ArenaStatus:

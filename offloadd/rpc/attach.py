@@ -71,14 +71,11 @@ class AttachServer:
         #: Connections that were refused or dropped without a session, since the start.
         self.refused_count = 0
         self._connections: set[_Connection] = set()
+        #: Connections that have not attached yet.
+        self.waiting_count = 0
         self._listener: socket.socket | None = None
         self._inode: int | None = None
         self._resume: asyncio.TimerHandle | None = None
-
-    @property
-    def waiting_count(self) -> int:
-        """Connections that have not attached yet."""
-        return sum(connection.session is None for connection in self._connections)
 
     async def start(self) -> None:
         """Bind and listen. The caller holds the daemon's lock, so a socket file of this name is a stale one. Raises ConfigError for an unusable path."""
@@ -133,11 +130,11 @@ class AttachServer:
                 self._resume = loop.call_later(ACCEPT_PAUSE_S, self._listen)
                 return
             sock.setblocking(False)
-            waiting_count = self.waiting_count
             try:
-                if waiting_count >= self.waiting_max:
-                    raise LimitExceeded(f"{waiting_count} connections wait to attach; waiting_max is {self.waiting_max}")
+                if self.waiting_count >= self.waiting_max:
+                    raise LimitExceeded(f"{self.waiting_count} connections wait to attach; waiting_max is {self.waiting_max}")
                 self._connections.add(_Connection(self, sock))
+                self.waiting_count += 1
             except OffloaddError as error:
                 self.refused_count += 1
                 self.log.warning("attach_refused", reason=str(error))
@@ -147,6 +144,7 @@ class AttachServer:
     def drop(self, connection: "_Connection") -> None:
         """Forget a connection that closed."""
         self._connections.discard(connection)
+        self.waiting_count -= connection.session is None
 
 
 class _Connection:
@@ -258,6 +256,7 @@ class _Connection:
         )
         self._timer.cancel()
         self.session = session
+        self._server.waiting_count -= 1
         session.at_end.append(self.close)
         self._server.log.info("session_attached", session=session.name, instance=request.instance, pid=session.pid, uid=session.uid, process=request.process)
         return Attached(session.token, session.name, session.tenant)

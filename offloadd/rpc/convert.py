@@ -1,6 +1,6 @@
 """Between protobuf messages and the values of the use cases; every check of a request's shape is here."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from offloadd.model.enums import AckLevel, Path, Priority, Tier
 from offloadd.model.namespace import KeyMaker, Namespace, Shard
 from offloadd.model.region import Layout, Plane
 from offloadd.model.requests import BlockBatch, EvictOptions, RestoreOptions
+from offloadd.offload.admission import Load
 from offloadd.offload.answers import Answer
 from offloadd.offload.moves import PathUse, StageClock
 from offloadd.offload.regions import CudaMemory, Memories, Region, Regions
@@ -37,7 +38,6 @@ class RequestLimits:
     """What one request may ask for; counts, bytes and seconds."""
 
     blocks_per_request_max: int
-    request_bytes_max: int
     deadline_s: float
     deadline_s_max: float
     keep_ttl_s: float
@@ -48,26 +48,40 @@ class RequestLimits:
 # -- requests ------------------------------------------------------------------------------------------------------------------------
 
 
-def batches(spans: Iterable[pb.BlockSpan], session: Session, regions: Regions, limits: RequestLimits, *, destinations: bool) -> list[BlockBatch]:
-    """The blocks of a request, region by region, positions in request order. Raises `InvalidRequest` or `UnknownRegion`; nothing was done then."""
-    by_region: dict[int, tuple[Region, list[npt.NDArray[np.uint32]], list[bytes], list[npt.NDArray[np.uint32]]]] = {}
+def batches(
+    spans: Iterable[pb.BlockSpan],
+    session: Session,
+    regions: Regions,
+    limits: RequestLimits,
+    *,
+    destinations: bool,
+    admit: Callable[[Load], None] = lambda _: None,
+) -> list[BlockBatch]:
+    """The blocks of a request, region by region, positions in request order. Raises `InvalidRequest` or `UnknownRegion`; nothing was done then.
+
+    `admit` may raise, too: it is asked before the keys are made, which costs milliseconds for thousands of blocks.
+    """
+    in_regions: list[tuple[pb.BlockSpan, Region]] = []
     count = payload_bytes = 0
     for number, span in enumerate(spans):
         region = regions.find(session, span.region_id)
         _check_span(number, span, region)
-        stop = count + span.count
-        if stop > limits.blocks_per_request_max:
-            raise InvalidRequest(f"request names at least {stop} blocks; blocks_per_request_max is {limits.blocks_per_request_max}")
+        in_regions.append((span, region))
+        count += span.count
+        if count > limits.blocks_per_request_max:
+            raise InvalidRequest(f"request names at least {count} blocks; blocks_per_request_max is {limits.blocks_per_request_max}")
         payload_bytes += span.count * region.payload_bytes
+    if count == 0:
+        raise InvalidRequest("request names no blocks; at least 1 is needed")
+    admit(Load(1, count, payload_bytes))
+    by_region: dict[int, tuple[Region, list[npt.NDArray[np.uint32]], list[bytes], list[npt.NDArray[np.uint32]]]] = {}
+    first = 0
+    for span, region in in_regions:
         entry = by_region.setdefault(region.number, (region, [], [], []))
         entry[1].append(np.arange(span.start, span.start + span.count, dtype=np.uint32))
         entry[2].extend(region.keys.keys(span.block_hashes))
-        entry[3].append(np.arange(count, stop, dtype=np.uint32))
-        count = stop
-    if count == 0:
-        raise InvalidRequest("request names no blocks; at least 1 is needed")
-    if payload_bytes > limits.request_bytes_max:
-        raise InvalidRequest(f"request moves {payload_bytes} bytes; request_bytes_max is {limits.request_bytes_max}")
+        entry[3].append(np.arange(first, first + span.count, dtype=np.uint32))
+        first += span.count
     found = []
     seen: set[bytes] = set()
     for region, indices, keys, positions in by_region.values():

@@ -1,7 +1,7 @@
 """Turns exceptions into gRPC statuses, and refuses calls beyond the limit: the one place where an error becomes a code."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -17,25 +17,30 @@ class CallGate:
     """How many calls of our services run at once. Health checks are not among them: an orchestrator that is refused one kills a daemon that works."""
 
     def __init__(self, calls_max: int) -> None:
-        self._calls_max = calls_max
-        self._count = 0
+        self.calls_max = calls_max
+        self.count = 0
+        self.refused_count = 0
 
-    @contextmanager
-    def passing(self) -> Iterator[None]:
-        """Count a call. Raises LimitExceeded, at once, beyond the limit."""
-        if self._count >= self._calls_max:
-            raise LimitExceeded(f"{self._count} calls are in flight; the daemon takes {self._calls_max} at once; repeat after a pause")
-        self._count += 1
-        try:
-            yield
-        finally:
-            self._count -= 1
+    def enter(self) -> None:
+        """Count the present task's call until the task ends. Raises LimitExceeded, at once, beyond the limit."""
+        if self.count >= self.calls_max:
+            self.refused_count += 1
+            raise LimitExceeded(f"{self.count} calls are in flight; calls_max is {self.calls_max}; repeat after a pause")
+        # gRPC runs interceptors in the task of the call, which ends with it whatever becomes of it.
+        call = asyncio.current_task()
+        assert call is not None
+        self.count += 1
+        call.add_done_callback(self._leave)
+
+    def _leave(self, _: "asyncio.Task[Any]") -> None:
+        self.count -= 1
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler of ours. Errors of offloadd.errors become their code and message; anything else is our bug: INTERNAL, logged with its traceback.
 
-    `uncounted`: methods that do not take a place in the gate.
+    A call takes its place in the gate before its message is read, so that no more messages than that are in memory, and a refused one costs no reading.
+    `uncounted`: methods that take none.
     """
 
     def __init__(self, gate: CallGate, uncounted: frozenset[str] = frozenset()) -> None:
@@ -48,15 +53,18 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if handler is None or not method.startswith("/offloadd."):
             return handler
-        gate = CallGate(1) if method in self._uncounted else self._gate
+        if method not in self._uncounted:
+            try:
+                self._gate.enter()
+            except LimitExceeded as error:
+                return _refusal(error)
         if handler.response_streaming:
             inner_stream = handler.unary_stream
 
             async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
                 try:
-                    with gate.passing():
-                        async for response in inner_stream(request, context):
-                            yield response
+                    async for response in inner_stream(request, context):
+                        yield response
                 except OffloaddError as error:
                     await _abort(context, error)
                 except Exception:
@@ -69,8 +77,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
         async def unary(request: Any, context: Any) -> Any:
             try:
-                with gate.passing():
-                    return await inner(request, context)
+                return await inner(request, context)
             except OffloaddError as error:
                 return await _abort(context, error)
             except grpc.aio.AbortError:
@@ -79,6 +86,15 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 return await _abort_bug(context, method)
 
         return grpc.unary_unary_rpc_method_handler(unary, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
+
+
+def _refusal(error: OffloaddError) -> Any:
+    """A handler that answers with this error. Of streams, since those leave it to the handler to read messages; on the wire all calls are alike."""
+
+    async def refuse(_: Any, context: Any) -> None:
+        await _abort(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 async def _abort(context: Any, error: OffloaddError) -> None:

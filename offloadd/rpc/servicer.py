@@ -1,13 +1,16 @@
 """The engines' service: token to session, message to value, use case, value to message."""
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 
-from offloadd import __version__
+from offloadd import __version__, clock
 from offloadd.errors import AlreadyOpen, InvalidRequest, UnknownSession
+from offloadd.model.requests import BlockBatch
+from offloadd.offload.admission import Load
 from offloadd.offload.bandwidth import Bandwidths, Direction, SizeClass
 from offloadd.offload.service import Offload
 from offloadd.offload.sessions import Session
@@ -38,6 +41,13 @@ class OffloadServicer(offload_pb2_grpc.OffloadServiceServicer):
             if key == TOKEN_METADATA_KEY:
                 return self._offload.sessions.by_token(value if isinstance(value, str) else value.decode(errors="replace"))
         raise UnknownSession(f"the call carries no {TOKEN_METADATA_KEY} metadata; attach first and send the token with each call")
+
+    def _batches(self, session: Session, request: pb.EvictRequest | pb.RestoreRequest, *, destinations: bool) -> list[BlockBatch]:
+        """The request's blocks. What `Core.begin` would refuse is refused here already, before it has cost more than a look."""
+        core = self._offload.core
+        admit = functools.partial(core.admission.refuse, session.name, now_s=clock.monotonic_s())
+        admit(Load(requests=1))
+        return convert.batches(request.spans, session, core.regions, self._limits, destinations=destinations, admit=admit)
 
     def _deadline_s(self, context: Context) -> float:
         """Of a call whose request has no field for one."""
@@ -90,7 +100,7 @@ class OffloadServicer(offload_pb2_grpc.OffloadServiceServicer):
         session = self._session(context)
         self._offload.refuse_draining()
         options = convert.evict_options(request, context.time_remaining(), self._limits)
-        batches = convert.batches(request.spans, session, self._offload.core.regions, self._limits, destinations=False)
+        batches = self._batches(session, request, destinations=False)
         return convert.evict_response(await self._offload.evictor.evict(session, batches, options))
 
     async def Restore(self, request: pb.RestoreRequest, context: Context) -> AsyncIterator[pb.RestoreResponse]:
@@ -98,7 +108,7 @@ class OffloadServicer(offload_pb2_grpc.OffloadServiceServicer):
         session = self._session(context)
         self._offload.refuse_draining()
         options = convert.restore_options(request, context.time_remaining(), self._limits)
-        batches = convert.batches(request.spans, session, self._offload.core.regions, self._limits, destinations=True)
+        batches = self._batches(session, request, destinations=True)
         async for first, stop, answer in self._offload.restorer.restore(session, batches, options):
             yield convert.restore_response(answer, first, stop)
 
@@ -164,6 +174,8 @@ class OffloadServicer(offload_pb2_grpc.OffloadServiceServicer):
             deadline=convert.duration(self._limits.deadline_s),
             keep_ttl=convert.duration(self._limits.keep_ttl_s),
             paths=path_capabilities(self._offload),
+            requests_per_session_max=self._offload.core.admission.limits.requests_per_session_max,
+            bytes_in_flight_per_session_max=self._offload.core.admission.limits.bytes_in_flight_per_session_max,
         )
 
 

@@ -26,49 +26,51 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from offloadd.v1 import offload_pb2 as offloadd_dot_v1_dot_offload__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17offloadd/v1/admin.proto\x12\x0boffloadd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19offloadd/v1/offload.proto\"\x0f\n\rStatusRequest\"\x8f\x01\n\rSessionStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x12\x14\n\x0cregion_count\x18\x05 \x01(\r\x12\x14\n\x0cmapped_bytes\x18\x06 \x01(\x04\x12\x15\n\rrequest_count\x18\x07 \x01(\r\"H\n\x0f\x41renaNodeStatus\x12\x0c\n\x04node\x18\x01 \x01(\r\x12\x13\n\x0b\x61rena_bytes\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\"\x87\x01\n\x0b\x41renaStatus\x12\x13\n\x0b\x61rena_bytes\x18\x01 \x01(\x04\x12\x12\n\nused_bytes\x18\x02 \x01(\x04\x12\x13\n\x0b\x62lock_count\x18\x03 \x01(\x04\x12\r\n\x05pages\x18\x04 \x01(\t\x12+\n\x05nodes\x18\x05 \x03(\x0b\x32\x1c.offloadd.v1.ArenaNodeStatus\"f\n\x0cWorkerStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12\x15\n\rrestart_count\x18\x03 \x01(\r\x12\x11\n\tplacement\x18\x04 \x01(\t\x12\x11\n\tcopies_by\x18\x05 \x01(\t\"\x98\x01\n\tGpuStatus\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x0c\n\x04uuid\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x12\n\npci_bus_id\x18\x04 \x01(\t\x12\x14\n\x0c\x63ompute_mode\x18\x05 \x01(\t\x12\x10\n\x08uses_mps\x18\x06 \x01(\x08\x12\x15\n\rcontext_bytes\x18\x07 \x01(\x04\x12\x0c\n\x04note\x18\x08 \x01(\t\"&\n\x07\x43ounter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04\"\xd3\x03\n\x0eStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12)\n\x06uptime\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05state\x18\x04 \x01(\t\x12,\n\x08sessions\x18\x05 \x03(\x0b\x32\x1a.offloadd.v1.SessionStatus\x12\'\n\x05\x61rena\x18\x06 \x01(\x0b\x32\x18.offloadd.v1.ArenaStatus\x12*\n\x07volumes\x18\x07 \x03(\x0b\x32\x19.offloadd.v1.VolumeStatus\x12*\n\x07workers\x18\x08 \x03(\x0b\x32\x19.offloadd.v1.WorkerStatus\x12\x13\n\x0b\x62lock_count\x18\t \x01(\x04\x12\x17\n\x0f\x62lock_count_max\x18\n \x01(\x04\x12\x12\n\nheld_count\x18\x0b \x01(\x04\x12*\n\x05paths\x18\x0c \x03(\x0b\x32\x1b.offloadd.v1.PathCapability\x12&\n\x08\x63ounters\x18\r \x03(\x0b\x32\x14.offloadd.v1.Counter\x12$\n\x04gpus\x18\x0e \x03(\x0b\x32\x16.offloadd.v1.GpuStatus\"\x0e\n\x0c\x44rainRequest\"&\n\rDrainResponse\x12\x15\n\rspilled_count\x18\x01 \x01(\x04\",\n\x14\x44ropNamespaceRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\".\n\x15\x44ropNamespaceResponse\x12\x15\n\rdropped_count\x18\x01 \x01(\x04\"\x10\n\x0eVolumesRequest\"=\n\x0fVolumesResponse\x12*\n\x07volumes\x18\x01 \x03(\x0b\x32\x19.offloadd.v1.VolumeStatus\"\xe6\x02\n\x0cVolumeStatus\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04uuid\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x14\n\x0cvolume_bytes\x18\x04 \x01(\x04\x12\x12\n\nused_bytes\x18\x05 \x01(\x04\x12\x13\n\x0b\x62lock_count\x18\x06 \x01(\x04\x12\x12\n\nslab_count\x18\x07 \x01(\r\x12\x11\n\tcut_count\x18\x08 \x01(\r\x12\x12\n\nopen_count\x18\t \x01(\r\x12\x13\n\x0b\x66ile_system\x18\n \x01(\t\x12\x11\n\tdirect_io\x18\x0b \x01(\t\x12\x19\n\x11scan_header_bytes\x18\x0c \x01(\x04\x12+\n\x08recovery\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rreads_breaker\x18\x0e \x01(\t\x12\x16\n\x0ewrites_breaker\x18\x0f \x01(\t\x12\x12\n\nlate_count\x18\x10 \x01(\r\"\x14\n\x12WatchEventsRequest\"~\n\x13WatchEventsResponse\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.offloadd.v1.EventKind\x12\x1f\n\x04tier\x18\x02 \x01(\x0e\x32\x11.offloadd.v1.Tier\x12\x0c\n\x04keys\x18\x03 \x03(\x0c\x12\x12\n\nlost_count\x18\x04 \x01(\x04*V\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45VENT_KIND_STORED\x10\x01\x12\x16\n\x12\x45VENT_KIND_REMOVED\x10\x02\x32\x83\x03\n\x0c\x41\x64minService\x12\x41\n\x06Status\x12\x1a.offloadd.v1.StatusRequest\x1a\x1b.offloadd.v1.StatusResponse\x12>\n\x05\x44rain\x12\x19.offloadd.v1.DrainRequest\x1a\x1a.offloadd.v1.DrainResponse\x12V\n\rDropNamespace\x12!.offloadd.v1.DropNamespaceRequest\x1a\".offloadd.v1.DropNamespaceResponse\x12\x44\n\x07Volumes\x12\x1b.offloadd.v1.VolumesRequest\x1a\x1c.offloadd.v1.VolumesResponse\x12R\n\x0bWatchEvents\x12\x1f.offloadd.v1.WatchEventsRequest\x1a .offloadd.v1.WatchEventsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17offloadd/v1/admin.proto\x12\x0boffloadd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19offloadd/v1/offload.proto\"\x0f\n\rStatusRequest\"\xa8\x01\n\rSessionStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x12\x14\n\x0cregion_count\x18\x05 \x01(\r\x12\x14\n\x0cmapped_bytes\x18\x06 \x01(\x04\x12\x15\n\rrequest_count\x18\x07 \x01(\r\x12\x17\n\x0f\x62ytes_in_flight\x18\x1e \x01(\x04\"\xeb\x01\n\nLoadStatus\x12\x15\n\rrequest_count\x18\x01 \x01(\r\x12\x19\n\x11request_count_max\x18\x02 \x01(\r\x12\x13\n\x0b\x62lock_count\x18\x03 \x01(\x04\x12\x17\n\x0f\x62lock_count_max\x18\x04 \x01(\x04\x12\x17\n\x0f\x62ytes_in_flight\x18\x05 \x01(\x04\x12\x1b\n\x13\x62ytes_in_flight_max\x18\x06 \x01(\x04\x12\x15\n\rsession_count\x18\x07 \x01(\r\x12\x19\n\x11session_count_max\x18\x08 \x01(\r\x12\x15\n\rrefused_count\x18\t \x01(\x04\"H\n\x0f\x41renaNodeStatus\x12\x0c\n\x04node\x18\x01 \x01(\r\x12\x13\n\x0b\x61rena_bytes\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\"\x87\x01\n\x0b\x41renaStatus\x12\x13\n\x0b\x61rena_bytes\x18\x01 \x01(\x04\x12\x12\n\nused_bytes\x18\x02 \x01(\x04\x12\x13\n\x0b\x62lock_count\x18\x03 \x01(\x04\x12\r\n\x05pages\x18\x04 \x01(\t\x12+\n\x05nodes\x18\x05 \x03(\x0b\x32\x1c.offloadd.v1.ArenaNodeStatus\"f\n\x0cWorkerStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12\x15\n\rrestart_count\x18\x03 \x01(\r\x12\x11\n\tplacement\x18\x04 \x01(\t\x12\x11\n\tcopies_by\x18\x05 \x01(\t\"\x98\x01\n\tGpuStatus\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x0c\n\x04uuid\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x12\n\npci_bus_id\x18\x04 \x01(\t\x12\x14\n\x0c\x63ompute_mode\x18\x05 \x01(\t\x12\x10\n\x08uses_mps\x18\x06 \x01(\x08\x12\x15\n\rcontext_bytes\x18\x07 \x01(\x04\x12\x0c\n\x04note\x18\x08 \x01(\t\"&\n\x07\x43ounter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04\"\xfa\x03\n\x0eStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12)\n\x06uptime\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05state\x18\x04 \x01(\t\x12,\n\x08sessions\x18\x05 \x03(\x0b\x32\x1a.offloadd.v1.SessionStatus\x12\'\n\x05\x61rena\x18\x06 \x01(\x0b\x32\x18.offloadd.v1.ArenaStatus\x12*\n\x07volumes\x18\x07 \x03(\x0b\x32\x19.offloadd.v1.VolumeStatus\x12*\n\x07workers\x18\x08 \x03(\x0b\x32\x19.offloadd.v1.WorkerStatus\x12\x13\n\x0b\x62lock_count\x18\t \x01(\x04\x12\x17\n\x0f\x62lock_count_max\x18\n \x01(\x04\x12\x12\n\nheld_count\x18\x0b \x01(\x04\x12*\n\x05paths\x18\x0c \x03(\x0b\x32\x1b.offloadd.v1.PathCapability\x12&\n\x08\x63ounters\x18\r \x03(\x0b\x32\x14.offloadd.v1.Counter\x12$\n\x04gpus\x18\x0e \x03(\x0b\x32\x16.offloadd.v1.GpuStatus\x12%\n\x04load\x18\x1e \x01(\x0b\x32\x17.offloadd.v1.LoadStatus\"\x0e\n\x0c\x44rainRequest\"&\n\rDrainResponse\x12\x15\n\rspilled_count\x18\x01 \x01(\x04\",\n\x14\x44ropNamespaceRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\".\n\x15\x44ropNamespaceResponse\x12\x15\n\rdropped_count\x18\x01 \x01(\x04\"\x10\n\x0eVolumesRequest\"=\n\x0fVolumesResponse\x12*\n\x07volumes\x18\x01 \x03(\x0b\x32\x19.offloadd.v1.VolumeStatus\"\xe6\x02\n\x0cVolumeStatus\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04uuid\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x14\n\x0cvolume_bytes\x18\x04 \x01(\x04\x12\x12\n\nused_bytes\x18\x05 \x01(\x04\x12\x13\n\x0b\x62lock_count\x18\x06 \x01(\x04\x12\x12\n\nslab_count\x18\x07 \x01(\r\x12\x11\n\tcut_count\x18\x08 \x01(\r\x12\x12\n\nopen_count\x18\t \x01(\r\x12\x13\n\x0b\x66ile_system\x18\n \x01(\t\x12\x11\n\tdirect_io\x18\x0b \x01(\t\x12\x19\n\x11scan_header_bytes\x18\x0c \x01(\x04\x12+\n\x08recovery\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rreads_breaker\x18\x0e \x01(\t\x12\x16\n\x0ewrites_breaker\x18\x0f \x01(\t\x12\x12\n\nlate_count\x18\x10 \x01(\r\"\x14\n\x12WatchEventsRequest\"~\n\x13WatchEventsResponse\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.offloadd.v1.EventKind\x12\x1f\n\x04tier\x18\x02 \x01(\x0e\x32\x11.offloadd.v1.Tier\x12\x0c\n\x04keys\x18\x03 \x03(\x0c\x12\x12\n\nlost_count\x18\x04 \x01(\x04*V\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45VENT_KIND_STORED\x10\x01\x12\x16\n\x12\x45VENT_KIND_REMOVED\x10\x02\x32\x83\x03\n\x0c\x41\x64minService\x12\x41\n\x06Status\x12\x1a.offloadd.v1.StatusRequest\x1a\x1b.offloadd.v1.StatusResponse\x12>\n\x05\x44rain\x12\x19.offloadd.v1.DrainRequest\x1a\x1a.offloadd.v1.DrainResponse\x12V\n\rDropNamespace\x12!.offloadd.v1.DropNamespaceRequest\x1a\".offloadd.v1.DropNamespaceResponse\x12\x44\n\x07Volumes\x12\x1b.offloadd.v1.VolumesRequest\x1a\x1c.offloadd.v1.VolumesResponse\x12R\n\x0bWatchEvents\x12\x1f.offloadd.v1.WatchEventsRequest\x1a .offloadd.v1.WatchEventsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'offloadd.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EVENTKIND']._serialized_start=1985
-  _globals['_EVENTKIND']._serialized_end=2071
+  _globals['_EVENTKIND']._serialized_start=2287
+  _globals['_EVENTKIND']._serialized_end=2373
   _globals['_STATUSREQUEST']._serialized_start=99
   _globals['_STATUSREQUEST']._serialized_end=114
   _globals['_SESSIONSTATUS']._serialized_start=117
-  _globals['_SESSIONSTATUS']._serialized_end=260
-  _globals['_ARENANODESTATUS']._serialized_start=262
-  _globals['_ARENANODESTATUS']._serialized_end=334
-  _globals['_ARENASTATUS']._serialized_start=337
-  _globals['_ARENASTATUS']._serialized_end=472
-  _globals['_WORKERSTATUS']._serialized_start=474
-  _globals['_WORKERSTATUS']._serialized_end=576
-  _globals['_GPUSTATUS']._serialized_start=579
-  _globals['_GPUSTATUS']._serialized_end=731
-  _globals['_COUNTER']._serialized_start=733
-  _globals['_COUNTER']._serialized_end=771
-  _globals['_STATUSRESPONSE']._serialized_start=774
-  _globals['_STATUSRESPONSE']._serialized_end=1241
-  _globals['_DRAINREQUEST']._serialized_start=1243
-  _globals['_DRAINREQUEST']._serialized_end=1257
-  _globals['_DRAINRESPONSE']._serialized_start=1259
-  _globals['_DRAINRESPONSE']._serialized_end=1297
-  _globals['_DROPNAMESPACEREQUEST']._serialized_start=1299
-  _globals['_DROPNAMESPACEREQUEST']._serialized_end=1343
-  _globals['_DROPNAMESPACERESPONSE']._serialized_start=1345
-  _globals['_DROPNAMESPACERESPONSE']._serialized_end=1391
-  _globals['_VOLUMESREQUEST']._serialized_start=1393
-  _globals['_VOLUMESREQUEST']._serialized_end=1409
-  _globals['_VOLUMESRESPONSE']._serialized_start=1411
-  _globals['_VOLUMESRESPONSE']._serialized_end=1472
-  _globals['_VOLUMESTATUS']._serialized_start=1475
-  _globals['_VOLUMESTATUS']._serialized_end=1833
-  _globals['_WATCHEVENTSREQUEST']._serialized_start=1835
-  _globals['_WATCHEVENTSREQUEST']._serialized_end=1855
-  _globals['_WATCHEVENTSRESPONSE']._serialized_start=1857
-  _globals['_WATCHEVENTSRESPONSE']._serialized_end=1983
-  _globals['_ADMINSERVICE']._serialized_start=2074
-  _globals['_ADMINSERVICE']._serialized_end=2461
+  _globals['_SESSIONSTATUS']._serialized_end=285
+  _globals['_LOADSTATUS']._serialized_start=288
+  _globals['_LOADSTATUS']._serialized_end=523
+  _globals['_ARENANODESTATUS']._serialized_start=525
+  _globals['_ARENANODESTATUS']._serialized_end=597
+  _globals['_ARENASTATUS']._serialized_start=600
+  _globals['_ARENASTATUS']._serialized_end=735
+  _globals['_WORKERSTATUS']._serialized_start=737
+  _globals['_WORKERSTATUS']._serialized_end=839
+  _globals['_GPUSTATUS']._serialized_start=842
+  _globals['_GPUSTATUS']._serialized_end=994
+  _globals['_COUNTER']._serialized_start=996
+  _globals['_COUNTER']._serialized_end=1034
+  _globals['_STATUSRESPONSE']._serialized_start=1037
+  _globals['_STATUSRESPONSE']._serialized_end=1543
+  _globals['_DRAINREQUEST']._serialized_start=1545
+  _globals['_DRAINREQUEST']._serialized_end=1559
+  _globals['_DRAINRESPONSE']._serialized_start=1561
+  _globals['_DRAINRESPONSE']._serialized_end=1599
+  _globals['_DROPNAMESPACEREQUEST']._serialized_start=1601
+  _globals['_DROPNAMESPACEREQUEST']._serialized_end=1645
+  _globals['_DROPNAMESPACERESPONSE']._serialized_start=1647
+  _globals['_DROPNAMESPACERESPONSE']._serialized_end=1693
+  _globals['_VOLUMESREQUEST']._serialized_start=1695
+  _globals['_VOLUMESREQUEST']._serialized_end=1711
+  _globals['_VOLUMESRESPONSE']._serialized_start=1713
+  _globals['_VOLUMESRESPONSE']._serialized_end=1774
+  _globals['_VOLUMESTATUS']._serialized_start=1777
+  _globals['_VOLUMESTATUS']._serialized_end=2135
+  _globals['_WATCHEVENTSREQUEST']._serialized_start=2137
+  _globals['_WATCHEVENTSREQUEST']._serialized_end=2157
+  _globals['_WATCHEVENTSRESPONSE']._serialized_start=2159
+  _globals['_WATCHEVENTSRESPONSE']._serialized_end=2285
+  _globals['_ADMINSERVICE']._serialized_start=2376
+  _globals['_ADMINSERVICE']._serialized_end=2763
 # @@protoc_insertion_point(module_scope)

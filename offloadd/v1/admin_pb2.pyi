@@ -25,7 +25,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SessionStatus(_message.Message):
-    __slots__ = ("name", "instance", "tenant", "pid", "region_count", "mapped_bytes", "request_count")
+    __slots__ = ("name", "instance", "tenant", "pid", "region_count", "mapped_bytes", "request_count", "bytes_in_flight")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class SessionStatus(_message.Message):
     REGION_COUNT_FIELD_NUMBER: _ClassVar[int]
     MAPPED_BYTES_FIELD_NUMBER: _ClassVar[int]
     REQUEST_COUNT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     name: str
     instance: str
     tenant: str
@@ -40,7 +41,30 @@ class SessionStatus(_message.Message):
     region_count: int
     mapped_bytes: int
     request_count: int
-    def __init__(self, name: _Optional[str] = ..., instance: _Optional[str] = ..., tenant: _Optional[str] = ..., pid: _Optional[int] = ..., region_count: _Optional[int] = ..., mapped_bytes: _Optional[int] = ..., request_count: _Optional[int] = ...) -> None: ...
+    bytes_in_flight: int
+    def __init__(self, name: _Optional[str] = ..., instance: _Optional[str] = ..., tenant: _Optional[str] = ..., pid: _Optional[int] = ..., region_count: _Optional[int] = ..., mapped_bytes: _Optional[int] = ..., request_count: _Optional[int] = ..., bytes_in_flight: _Optional[int] = ...) -> None: ...
+
+class LoadStatus(_message.Message):
+    __slots__ = ("request_count", "request_count_max", "block_count", "block_count_max", "bytes_in_flight", "bytes_in_flight_max", "session_count", "session_count_max", "refused_count")
+    REQUEST_COUNT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_COUNT_MAX_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_MAX_FIELD_NUMBER: _ClassVar[int]
+    BYTES_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_IN_FLIGHT_MAX_FIELD_NUMBER: _ClassVar[int]
+    SESSION_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_COUNT_MAX_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    request_count: int
+    request_count_max: int
+    block_count: int
+    block_count_max: int
+    bytes_in_flight: int
+    bytes_in_flight_max: int
+    session_count: int
+    session_count_max: int
+    refused_count: int
+    def __init__(self, request_count: _Optional[int] = ..., request_count_max: _Optional[int] = ..., block_count: _Optional[int] = ..., block_count_max: _Optional[int] = ..., bytes_in_flight: _Optional[int] = ..., bytes_in_flight_max: _Optional[int] = ..., session_count: _Optional[int] = ..., session_count_max: _Optional[int] = ..., refused_count: _Optional[int] = ...) -> None: ...
 
 class ArenaNodeStatus(_message.Message):
     __slots__ = ("node", "arena_bytes", "used_bytes")
@@ -109,7 +133,7 @@ class Counter(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("version", "pid", "uptime", "state", "sessions", "arena", "volumes", "workers", "block_count", "block_count_max", "held_count", "paths", "counters", "gpus")
+    __slots__ = ("version", "pid", "uptime", "state", "sessions", "arena", "volumes", "workers", "block_count", "block_count_max", "held_count", "paths", "counters", "gpus", "load")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     UPTIME_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +148,7 @@ class StatusResponse(_message.Message):
     PATHS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     GPUS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     version: str
     pid: int
     uptime: _duration_pb2.Duration
@@ -138,7 +163,8 @@ class StatusResponse(_message.Message):
     paths: _containers.RepeatedCompositeFieldContainer[_offload_pb2.PathCapability]
     counters: _containers.RepeatedCompositeFieldContainer[Counter]
     gpus: _containers.RepeatedCompositeFieldContainer[GpuStatus]
-    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., state: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., arena: _Optional[_Union[ArenaStatus, _Mapping]] = ..., volumes: _Optional[_Iterable[_Union[VolumeStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., block_count: _Optional[int] = ..., block_count_max: _Optional[int] = ..., held_count: _Optional[int] = ..., paths: _Optional[_Iterable[_Union[_offload_pb2.PathCapability, _Mapping]]] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping]]] = ..., gpus: _Optional[_Iterable[_Union[GpuStatus, _Mapping]]] = ...) -> None: ...
+    load: LoadStatus
+    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., state: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., arena: _Optional[_Union[ArenaStatus, _Mapping]] = ..., volumes: _Optional[_Iterable[_Union[VolumeStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., block_count: _Optional[int] = ..., block_count_max: _Optional[int] = ..., held_count: _Optional[int] = ..., paths: _Optional[_Iterable[_Union[_offload_pb2.PathCapability, _Mapping]]] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping]]] = ..., gpus: _Optional[_Iterable[_Union[GpuStatus, _Mapping]]] = ..., load: _Optional[_Union[LoadStatus, _Mapping]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ()

@@ -556,7 +556,7 @@ class PathCapability(_message.Message):
     def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., path: _Optional[_Union[Path, str]] = ..., device: _Optional[str] = ..., available: _Optional[bool] = ..., note: _Optional[str] = ..., restore_bytes_per_s: _Optional[int] = ..., evict_bytes_per_s: _Optional[int] = ..., volumes: _Optional[_Iterable[_Union[VolumeRates, _Mapping]]] = ...) -> None: ...
 
 class GetCapabilitiesResponse(_message.Message):
-    __slots__ = ("version", "blocks_per_request_max", "regions_per_session_max", "planes_per_region_max", "payload_bytes_max", "deadline", "keep_ttl", "paths")
+    __slots__ = ("version", "blocks_per_request_max", "regions_per_session_max", "planes_per_region_max", "payload_bytes_max", "deadline", "keep_ttl", "paths", "requests_per_session_max", "bytes_in_flight_per_session_max")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_PER_REQUEST_MAX_FIELD_NUMBER: _ClassVar[int]
     REGIONS_PER_SESSION_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -565,6 +565,8 @@ class GetCapabilitiesResponse(_message.Message):
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
     KEEP_TTL_FIELD_NUMBER: _ClassVar[int]
     PATHS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_PER_SESSION_MAX_FIELD_NUMBER: _ClassVar[int]
+    BYTES_IN_FLIGHT_PER_SESSION_MAX_FIELD_NUMBER: _ClassVar[int]
     version: str
     blocks_per_request_max: int
     regions_per_session_max: int
@@ -573,4 +575,6 @@ class GetCapabilitiesResponse(_message.Message):
     deadline: _duration_pb2.Duration
     keep_ttl: _duration_pb2.Duration
     paths: _containers.RepeatedCompositeFieldContainer[PathCapability]
-    def __init__(self, version: _Optional[str] = ..., blocks_per_request_max: _Optional[int] = ..., regions_per_session_max: _Optional[int] = ..., planes_per_region_max: _Optional[int] = ..., payload_bytes_max: _Optional[int] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., keep_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., paths: _Optional[_Iterable[_Union[PathCapability, _Mapping]]] = ...) -> None: ...
+    requests_per_session_max: int
+    bytes_in_flight_per_session_max: int
+    def __init__(self, version: _Optional[str] = ..., blocks_per_request_max: _Optional[int] = ..., regions_per_session_max: _Optional[int] = ..., planes_per_region_max: _Optional[int] = ..., payload_bytes_max: _Optional[int] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., keep_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., paths: _Optional[_Iterable[_Union[PathCapability, _Mapping]]] = ..., requests_per_session_max: _Optional[int] = ..., bytes_in_flight_per_session_max: _Optional[int] = ...) -> None: ...

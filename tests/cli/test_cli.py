@@ -16,8 +16,10 @@ from rich.console import Console
 from offloadd import __version__
 from offloadd.cli.status import render, values_of
 from offloadd.cli.tables import format_duration, plain
+from offloadd.config import load_config
+from offloadd.config.needs import memory_needs
 from offloadd.model.runtime import ADMIN_SOCKET
-from offloadd.units import GIB, MIB
+from offloadd.units import GIB, MIB, format_bytes
 from offloadd.v1 import admin_pb2, admin_pb2_grpc, offload_pb2
 
 
@@ -72,6 +74,17 @@ def busy_status() -> admin_pb2.StatusResponse:
         block_count=1_966_899,
         block_count_max=8_000_000,
         held_count=17,
+        load=admin_pb2.LoadStatus(
+            request_count=3,
+            request_count_max=512,
+            block_count=8192,
+            block_count_max=262_144,
+            bytes_in_flight=40 * GIB,
+            bytes_in_flight_max=128 * GIB,
+            session_count=1,
+            session_count_max=1024,
+            refused_count=12,
+        ),
         paths=[
             offload_pb2.PathCapability(
                 tier=offload_pb2.TIER_ARENA, path=offload_pb2.PATH_DDR, device="host", available=True, restore_bytes_per_s=9_100_000_000, evict_bytes_per_s=0
@@ -143,7 +156,32 @@ def test_a_right_configuration_is_told(tmp_path: Path) -> None:
     good = tmp_path / "good.toml"
     good.write_text("[arena]\narena_bytes = '128 MiB'\n[[volume]]\npath = '/a'\n")
     done = offloadd("config", "check", good)
-    assert (done.returncode, done.stdout) == (0, f"{good} is right: an arena of 128 MiB, 1 volume\n")
+    first, memory, *parts = done.stdout.splitlines()
+    assert (done.returncode, first) == (0, f"{good} is right: an arena of 128 MiB, 1 volume")
+    needs = memory_needs(load_config(good))
+    assert memory == f"memory: {format_bytes(sum(need.bytes for need in needs))} at most"
+    assert [part.split("  ")[-1] for part in parts] == [need.what for need in needs]
+    assert parts[0].split() == ["128", "MiB", "arena"] and "64 MiB  staging slots" in done.stdout
+
+
+def test_each_limit_that_costs_memory_raises_what_a_configuration_needs(tmp_path: Path) -> None:
+    def needed(text: str) -> int:
+        file = tmp_path / "offloadd.toml"
+        file.write_text(text)
+        return sum(need.bytes for need in memory_needs(load_config(file)))
+
+    least = needed("")
+    for text in (
+        "[arena]\narena_bytes = '2 GiB'",
+        "[limits]\nindex_bytes_max = '8 GiB'",
+        "[limits]\nsessions_max = 2000",
+        "[limits]\nconnections_max = 3000",
+        "[limits]\ncalls_max = 1000",
+        "[limits]\nblocks_in_flight_max = 1000000",
+        "[limits]\nmessage_bytes_max = '4 MiB'",
+        "[[volume]]\npath = '/a'",
+    ):
+        assert needed(text) > least, text
 
 
 def test_a_formatted_volume_is_shown(tmp_path: Path) -> None:
@@ -218,6 +256,8 @@ def test_the_status_fits_80_columns_and_hides_nothing() -> None:
     for fact in (
         "up3h12min",
         "1,966,899of8,000,000blocks",
+        "3of512requestsinflightwith8,192of262,144blocksand40GiBof128GiB;12refused",
+        "1of1,024sessions",
         "31337",
         "16GiB",
         "50%",

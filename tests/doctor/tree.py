@@ -231,6 +231,7 @@ def settings(**changes: object) -> Settings:
         "staging_slot_bytes": 8 * MIB,
         "index_bytes_max": 256 * MIB,
         "sessions_max": 256,
+        "connections_max": 256,
         "memories_per_session_max": 512,
         "volumes": (),
     }

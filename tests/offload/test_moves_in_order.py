@@ -19,6 +19,7 @@ from offloadd.model.region import Layout, Plane
 from offloadd.model.requests import BlockBatch, EvictOptions, RestoreOptions
 from offloadd.model.slots import BLOCK_DTYPE, RESULT_DTYPE
 from offloadd.mover.messages import Copied, Job, Operation, Parked, SliceDone, Unparked
+from offloadd.offload.admission import Admission, AdmissionLimits
 from offloadd.offload.core import Core
 from offloadd.offload.devices import HOST, Device
 from offloadd.offload.evict import Evictor
@@ -102,8 +103,7 @@ class Front:
             devices={HOST: self.device},
             observer=Quiet(),
             arena_slab_bytes=16 * BLOCK_BYTES,
-            requests_max=8,
-            requests_per_session_max=8,
+            admission=Admission(AdmissionLimits(8, 8, 1 << 20, 1 << 20, 1 << 40, 1 << 40)),
             verify_target=0,
         )
         ours, theirs = socket_pair()

@@ -13,9 +13,7 @@ from offloadd.rpc import convert
 from offloadd.rpc.convert import RequestLimits
 from offloadd.v1 import offload_pb2 as pb
 
-LIMITS = RequestLimits(
-    blocks_per_request_max=8, request_bytes_max=1 << 20, deadline_s=1.0, deadline_s_max=10.0, keep_ttl_s=1.0, keep_ttl_s_max=1.0, lease_s_max=1.0
-)
+LIMITS = RequestLimits(blocks_per_request_max=8, deadline_s=1.0, deadline_s_max=10.0, keep_ttl_s=1.0, keep_ttl_s_max=1.0, lease_s_max=1.0)
 HANDLE = bytes(range(64))
 REGION = Region("cuda:0", 0, 8, (), (), Namespace(), region_id=b"r")
 

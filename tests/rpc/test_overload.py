@@ -1,7 +1,7 @@
 """Calls beyond the limit are refused at once, with a hint when to repeat; health is answered meanwhile. Over a real socket, with handlers that are held."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +12,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from offloadd.client.calls import error_of
 from offloadd.errors import LimitExceeded, Unavailable
-from offloadd.rpc.server import GrpcServer
+from offloadd.rpc.server import GrpcServer, ServerLimits
 from offloadd.v1 import offload_pb2 as pb
 from offloadd.v1 import offload_pb2_grpc
 
 CALLS_MAX = 3
+CONNECTIONS_MAX = 4
+MESSAGE_BYTES_MAX = 1 << 20
 
 
 class Held(offload_pb2_grpc.OffloadServiceServicer):
@@ -40,18 +42,23 @@ class Held(offload_pb2_grpc.OffloadServiceServicer):
         yield pb.OpenSessionResponse()
         await self.go_on.wait()
 
+    async def Lookup(self, request: Any, context: Any) -> pb.LookupResponse:
+        return pb.LookupResponse()
+
     async def Cancel(self, request: Any, context: Any) -> pb.CancelResponse:
         raise Unavailable("the mover is away")
 
 
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[SimpleNamespace]:
-    server = GrpcServer(tmp_path / "offloadd.sock", mode=0o600, message_bytes_max=1 << 20, calls_max=CALLS_MAX)
+    server = GrpcServer(tmp_path / "offloadd.sock", mode=0o600, limits=ServerLimits(MESSAGE_BYTES_MAX, CALLS_MAX, 100, CONNECTIONS_MAX))
     held = Held()
     server.add_offload(held)  # type: ignore[arg-type]
     await server.start()
     async with grpc.aio.insecure_channel(f"unix:{tmp_path / 'offloadd.sock'}") as channel:
-        yield SimpleNamespace(held=held, stub=offload_pb2_grpc.OffloadServiceStub(channel), health=health_pb2_grpc.HealthStub(channel), server=server)  # type: ignore[no-untyped-call]
+        yield SimpleNamespace(
+            channel=channel, held=held, stub=offload_pb2_grpc.OffloadServiceStub(channel), health=health_pb2_grpc.HealthStub(channel), server=server
+        )  # type: ignore[no-untyped-call]
         held.go_on.set()
     await server.stop(5.0)
 
@@ -78,7 +85,7 @@ async def test_a_call_beyond_the_limit_is_refused_while_the_others_run_and_told_
             await _first(call)
         error = error_of(refused.value)
         assert isinstance(error, LimitExceeded) and error.retry_after_s == 0.1
-        assert "3 calls are in flight; the daemon takes 3 at once" in str(error)
+        assert "3 calls are in flight; calls_max is 3" in str(error)
     assert not any(task.done() for task in reading)
     # Their places are free again when they have ended.
     served.held.go_on.set()
@@ -121,3 +128,61 @@ async def test_an_abandoned_call_gives_its_place_back(served: SimpleNamespace) -
                 break
             except grpc.aio.AioRpcError as error:
                 assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def _without_message(channel: grpc.aio.Channel) -> Any:
+    """An Evict whose message does not come."""
+    call = channel.stream_unary("/offloadd.v1.OffloadService/Evict", response_deserializer=pb.EvictResponse.FromString)
+    return call()
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    """Wait for what the server does by itself."""
+    for _ in range(60_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it did not happen")
+
+
+async def test_a_refused_call_is_not_read(served: SimpleNamespace) -> None:
+    reading = await _fill(served)
+    # Bytes that are no message: whoever read them would say so.
+    garbage = served.channel.unary_unary("/offloadd.v1.OffloadService/Evict")
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await garbage(b"\xff" * 1000)
+    assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and "calls_max is 3" in str(refused.value.details())
+    served.held.go_on.set()
+    await asyncio.gather(*reading)
+    with pytest.raises(grpc.aio.AioRpcError) as read:
+        await garbage(b"\xff" * 1000)
+    assert read.value.code() != grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_call_whose_message_never_came_gives_its_place_back_with_its_connection(served: SimpleNamespace, tmp_path: Path) -> None:
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    silent = grpc.aio.insecure_channel(f"unix:{tmp_path / 'offloadd.sock'}", options=options)
+    calls = [_without_message(silent) for _ in range(CALLS_MAX)]
+    await _until(lambda: served.server.gate.count == CALLS_MAX)
+    with pytest.raises(grpc.aio.AioRpcError, match="calls_max is 3"):
+        await served.stub.Lookup(pb.LookupRequest())
+    await silent.close()
+    del calls
+    await _until(lambda: served.server.gate.count == 0)
+    await served.stub.Lookup(pb.LookupRequest())
+
+
+async def test_a_connection_too_many_is_closed_and_one_that_ends_makes_room(served: SimpleNamespace, tmp_path: Path) -> None:
+    served.held.go_on.set()
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    channels = [served.channel, *(grpc.aio.insecure_channel(f"unix:{tmp_path / 'offloadd.sock'}", options=options) for _ in range(CONNECTIONS_MAX))]
+    stubs = [offload_pb2_grpc.OffloadServiceStub(channel) for channel in channels]  # type: ignore[no-untyped-call]
+    for stub in stubs[:-1]:
+        await stub.Evict(pb.EvictRequest(), timeout=60)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stubs[-1].Evict(pb.EvictRequest(), timeout=60)
+    assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+    await channels[1].close()
+    await stubs[-1].Evict(pb.EvictRequest(), timeout=60, wait_for_ready=True)
+    for channel in channels[2:]:
+        await channel.close()

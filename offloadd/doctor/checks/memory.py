@@ -16,8 +16,8 @@ _HUGE_PAGE_BYTES = 2 * MIB
 _HUGE_PAGES = "/sys/kernel/mm/hugepages/hugepages-2048kB"
 #: Descriptors of the front besides clients' memories: gRPC, sockets to workers, the arena.
 _OWN_FILES = 256
-#: Of one session: its attach socket, its gRPC connection and its pidfd.
-_SESSION_FILES = 3
+#: Of one session: its attach socket and its pidfd. Its gRPC connection has a limit of its own.
+_SESSION_FILES = 2
 
 
 def mover_count(system: System) -> int:
@@ -94,14 +94,14 @@ def check_files(system: System, machine: Machine) -> Iterator[Finding]:
     # The daemon raises its own limit as far as it may.
     settings, limit = machine.settings, system.limit("Max open files", process, hard=True)
     memories = settings.memories_per_session_max
-    need = 2 * max(memories, settings.sessions_max * _SESSION_FILES + 4 * len(settings.volumes) + _OWN_FILES)
+    need = 2 * max(memories, settings.sessions_max * _SESSION_FILES + settings.connections_max + 4 * len(settings.volumes) + _OWN_FILES)
     if limit is None:
         yield ok(f"no limit for {whose}")
     elif limit >= need:
         yield ok(f"{limit} for {whose}: room for {limit // 2} memories of engines, {memories} at most of each session")
     else:
         yield warn(
-            f"{limit} for {whose}; {settings.sessions_max} sessions, and {memories} memories of one of them, need {need}",
+            f"{limit} for {whose}; {settings.sessions_max} sessions, {memories} memories of one, and {settings.connections_max} connections need {need}",
             f"ulimit -Hn {need}   # systemd: LimitNOFILE={need}",
         )
 
