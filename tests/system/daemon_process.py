@@ -35,6 +35,9 @@ class DaemonProcess:
     volume_keys: dict[str, object] = field(default_factory=dict)
     #: Files of the daemon and its workers may not grow beyond this (RLIMIT_FSIZE): a disk that is full, without a disk.
     file_bytes_max: int = 0
+    log_level: str = "info"
+    #: A control group that the daemon and its workers are started in.
+    cgroup: Path | None = None
     gpus: tuple[str, ...] = ()
     #: Not measured unless asked for: tests count what a mover does, and hold it.
     gpu_copies: str = "engines"
@@ -59,7 +62,7 @@ class DaemonProcess:
                 f"{key} = {str(value).lower() if isinstance(value, bool | int | float) else repr(value)}\n" for key, value in values.items()
             )
 
-        text = section("daemon", {"runtime_dir": str(self.runtime_dir), "metrics_listen": "127.0.0.1:0", "log_format": "text", "log_level": "info"})
+        text = section("daemon", {"runtime_dir": str(self.runtime_dir), "metrics_listen": "127.0.0.1:0", "log_format": "text", "log_level": self.log_level})
         text += section("arena", {"arena_bytes": self.arena_bytes, "slab_bytes": 16 * MIB, "huge_pages": "never"})
         text += section("mover", self.mover) + section("limits", self.limits)
         text += section("gpu", {"devices": list(self.gpus), "copies": self.gpu_copies, "measure_interval_s": float(self.measure_interval_s)})
@@ -72,11 +75,14 @@ class DaemonProcess:
         self.write_config()
         with self.log.open("ab") as log:
             command = [sys.executable, *self.command, str(self.config)]
+            before = "import os, resource, sys"
             if self.file_bytes_max:
-                limit = (
-                    f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({self.file_bytes_max},) * 2); os.execv(sys.executable, sys.argv[1:])"
-                )
-                command = [sys.executable, "-c", limit, *command]
+                before += f"; resource.setrlimit(resource.RLIMIT_FSIZE, ({self.file_bytes_max},) * 2)"
+            if self.cgroup is not None:
+                before += f"; open({str(self.cgroup / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))"
+            if self.file_bytes_max or self.cgroup is not None:
+                # The first argument of execv is the program, sys.argv[1] the name that it gets.
+                command = [sys.executable, "-c", before + "; os.execv(sys.executable, sys.argv[1:])", *command]
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment)
         end = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < end:
