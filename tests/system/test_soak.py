@@ -105,15 +105,13 @@ def test_nothing_grows_with_requests_errors_cancels_reconnects_and_deaths(
     told += live(daemon, requests - WARM_REQUESTS, "soak")
     record_property("requests a second", round((requests - WARM_REQUESTS) / (time.monotonic() - start_s)))
     _quiet(daemon)
-    # Threads of gRPC's pool that were made for a burst end after some seconds.
-    counts = [0]
 
+    # Threads of gRPC's pool that were made for a burst end after some seconds.
     def settled() -> bool:
         now = Footprint.of(front)
-        counts[:] = [now.fds - before.fds, now.threads - before.threads, now.shm_files - before.shm_files, now.processes - before.processes]
-        return max(counts) <= 0
+        return now.fds <= before.fds and now.threads <= before.threads and now.shm_files <= before.shm_files and now.processes <= before.processes
 
-    daemon.wait_until(settled, f"the end of descriptors, threads, files in /dev/shm and processes (by {counts} more)", timeout_s=120)
+    daemon.wait_until(settled, f"the return to the descriptors, threads, files in /dev/shm and processes of {before}", timeout_s=120)
     after = Footprint.of(front)
     growth = after.private_bytes - before.private_bytes
     record_property("growth", f"{growth / MIB:.1f} MiB of {before.private_bytes / MIB:.0f} MiB")
