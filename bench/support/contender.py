@@ -15,6 +15,13 @@ from offloadd.client import Path as Way
 DEADLINE_S = 300.0
 #: Names of blocks that are evicted once and never restored; those of the restored ones lie below.
 FRESH_NAMES = 1 << 50
+#: Names of blocks that are kept in the arena alone. One that has a copy on a volume, too, may lose that in the arena, and "from the arena" would be none.
+ARENA_NAMES = 1 << 40
+
+
+def kept_name(path: int, number: int) -> int:
+    """The name of the kept block with this number that a restore by this path reads."""
+    return number + (ARENA_NAMES if path == Way.DDR else 0)
 
 
 class Load:
@@ -75,7 +82,7 @@ class Contender(Engine):
     def keep(self, *, count: int, volume: bool) -> Answer:
         """Evict the first `count` blocks to a tier, where they stay."""
         for first in range(0, count, 512):
-            blocks = self._named(first, first, min(512, count - first))
+            blocks = self._named(first, kept_name(Way.HOST if volume else Way.DDR, first), min(512, count - first))
             ack, tier = (AckLevel.DURABLE, Tier.VOLUME) if volume else (AckLevel.COPIED, Tier.ARENA)
             result = self._client.evict(blocks, ack=ack, tier=tier, keep=True, keep_ttl_s=3600, deadline_s=DEADLINE_S)
             _all_stored(result)
@@ -96,9 +103,9 @@ class Contender(Engine):
         found: list[float] = []
         end = time.perf_counter() + seconds
         while time.perf_counter() < end and len(found) < requests_max:
-            blocks = self._named(0, randomness.randrange(stored_count - count + 1), count)
+            blocks = self._named(0, kept_name(path, randomness.randrange(stored_count - count + 1)), count)
             start = time.perf_counter()
-            result = self._client.restore(blocks, path=Way(path), deadline_s=DEADLINE_S)
+            result = self._client.restore(blocks, path=Way(path), require_path=True, deadline_s=DEADLINE_S)
             found.append(time.perf_counter() - start)
             if result.restored_count != count:
                 raise RuntimeError(f"{result.restored_count} of {count} blocks were restored: {result.outcomes[0]}")
@@ -116,7 +123,8 @@ class Contender(Engine):
         def one(thread: int) -> int:
             with lock:
                 name = next(starts)
-            result = self._client.restore(self._named(thread * count % (region_count - count + 1), name, count), path=Way(path), deadline_s=DEADLINE_S)
+            blocks = self._named(thread * count % (region_count - count + 1), kept_name(path, name), count)
+            result = self._client.restore(blocks, path=Way(path), require_path=True, deadline_s=DEADLINE_S)
             if result.restored_count != count:
                 raise RuntimeError(f"{result.restored_count} of {count} blocks were restored: {result.outcomes[0]}")
             return count * self._the_region().payload_bytes
@@ -154,13 +162,13 @@ class Contender(Engine):
     def begin_long(self, *, count: int, path: int) -> Answer:
         """Restore so many kept blocks in one request; answered when its first block is there."""
         first = threading.Event()
-        blocks = self._named(0, 0, count)
+        blocks = self._named(0, kept_name(path, 0), count)
 
         def work() -> None:
             start = time.perf_counter()
             restored = 0
             try:
-                for part in self._client.restore_stream(blocks, path=Way(path), deadline_s=DEADLINE_S):
+                for part in self._client.restore_stream(blocks, path=Way(path), require_path=True, deadline_s=DEADLINE_S):
                     restored += sum(outcome.status == RestoreStatus.RESTORED for outcome in part.outcomes)
                     first.set()
                 self._long_s = time.perf_counter() - start if restored == count else -1.0
@@ -198,11 +206,11 @@ class Contender(Engine):
 
         def one(number: int) -> None:
             client, _, region = self._crowd[number]
-            names = [block_hash(name + number * count + place) for place in range(count)]
+            names = [block_hash(kept_name(path, name + number * count + place)) for place in range(count)]
             together.wait()
             start = time.perf_counter()
             first_s, restored = 0.0, 0
-            for part in client.restore_stream(Blocks(region, range(count), names), path=Way(path), deadline_s=DEADLINE_S):
+            for part in client.restore_stream(Blocks(region, range(count), names), path=Way(path), require_path=True, deadline_s=DEADLINE_S):
                 first_s = first_s or time.perf_counter() - start
                 restored += sum(outcome.status == RestoreStatus.RESTORED for outcome in part.outcomes)
             if restored == count:
