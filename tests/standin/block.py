@@ -5,7 +5,7 @@ import enum
 from dataclasses import dataclass, fields
 
 MAGIC = 0x31444E5453464F4C
-FAULTS, PROCESSES, FUNCTIONS, NAME_BYTES = 32, 64, 192, 48
+FAULTS, PROCESSES, FUNCTIONS, NAME_BYTES = 32, 256, 192, 48
 
 
 class CufileMode(enum.IntEnum):

@@ -60,7 +60,7 @@ static void find_block(void) {
         int32_t nobody = 0;
         if (atomic_compare_exchange_strong(&block->processes[i].pid, &nobody, getpid())) process = &block->processes[i];
     }
-    if (!process) fail(path, "has no record left: 64 processes have used it");
+    if (!process) fail(path, "has no record left: all of its processes have used it");
 }
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
