@@ -128,3 +128,17 @@ def test_a_slab_whose_close_failed_after_reaching_the_device_is_marked_dirty_by_
         thread.join(60)
         ours.close()
         theirs.close()
+
+
+def test_a_slab_is_called_clean_only_after_its_summary_and_its_slots_were_synced(volume_path, monkeypatch):
+    volume = keeper_volume.open_kept_volume(str(volume_path), [], io_threads=1)
+    try:
+        header = volume.cut(volume.headers[0], 16 * 1024, prewrite=False, check_stop=lambda: None)
+        order = []
+        for name in ("write_full", "sync", "write_record"):
+            real = getattr(keeper_volume, name)
+            monkeypatch.setattr(keeper_volume, name, lambda *arguments, name=name, real=real: order.append(name) or real(*arguments))
+        volume.close_slab(header, np.zeros(header.slot_count, dtype=SUMMARY_DTYPE))
+        assert order == ["write_full", "sync", "write_record"]
+    finally:
+        volume.file.close()
